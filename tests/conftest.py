@@ -1,9 +1,9 @@
-"""What all tests share: they run on asyncio and on trio, and asynchronous ones are run by anyio.
+"""Configuration of all tests: anyio runs asynchronous tests on asyncio and on trio.
 
-What goes on at once is tried on both loops, since they take turns in different ways. Tests that go from one call to the
-next are run on one: on either in turn in the modules of FROM_CALL_TO_CALL, and elsewhere on the one that they name, if
-they would take seconds: their `anyio_backend` is parametrized. With A2M_EXAMPLES from 2 on these modules, too, are run
-on both.
+Tests of concurrency run on both loops, since the loops schedule tasks in different orders. Tests that make one call
+after the other run on one loop. In the modules of FROM_CALL_TO_CALL, half of the tests run on each loop. Elsewhere,
+slow tests name their loop: their `anyio_backend` is parametrized. With A2M_EXAMPLES of at least 2, the modules of
+FROM_CALL_TO_CALL run on both loops, too.
 """
 
 import os
@@ -15,7 +15,7 @@ from zlib import crc32
 import pytest
 from hypothesis import HealthCheck, settings
 
-# where the loop is not the point: half of each is run on asyncio, the other half on trio
+# modules where the loop does not matter: half of the tests run on asyncio, the other half on trio
 FROM_CALL_TO_CALL: Final = frozenset(
     {
         *("test_a2m_command", "test_bad_input", "test_conditions", "test_distilling", "test_documented"),
@@ -28,18 +28,18 @@ FROM_CALL_TO_CALL: Final = frozenset(
 TESTS: Final = Path(__file__).parent
 BACKENDS: Final = ("asyncio", "trio")
 
-# an assertion that fails there, too, shows its values
+# pytest shows the values of failed assertions in these modules, too
 pytest.register_assert_rewrite("tests.support")
 
-# The tests start hundreds of processes of ours. Where Python is told to write no bytecode, as container images like to,
-# each of them would compile all that it imports anew, and that is a third of what it costs to start one.
+# The tests start hundreds of our processes. PYTHONDONTWRITEBYTECODE, which container images often set, would make each
+# process compile all its imports. That takes a third of the time to start it.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
-# Servers of the tests are started in other folders.
+# Tests start servers in other folders.
 os.environ["PYTHONPATH"] = str(Path(__file__).parents[1])
 
-# How long an example takes says nothing about the code on a machine that has other things to do.
-# Every run draws other examples, unless CI is set: a few in each run find as much in time as many in one.
+# No deadline: on a busy machine the duration of an example says nothing about the code. Without CI every run draws
+# other examples, so that many short runs cover as much as one long run.
 settings.register_profile(
     "here",
     settings.default,
@@ -52,10 +52,10 @@ settings.load_profile("here")
 
 @pytest.hookimpl(tryfirst=True)  # before tests are selected by their markers
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what starts processes, and choose the loops that tests are run on.
+    """Mark tests that start processes, and choose the loops that tests run on.
 
-    Of a test that would be run on both loops, where one is enough, the same one is left each time. A test that is asked
-    for by its name is run as it is named.
+    Where one loop is enough for a test, the same one is chosen in every run. A test that is selected by its full name
+    runs as it is named.
     """
     for item in items:
         if _starts_processes(item.path):
@@ -67,7 +67,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _starts_processes(module: Path) -> bool:
-    """Return whether all tests of a module start processes: it says so itself by its folder or its name."""
+    """Return whether all tests of a module start processes, by the module's folder or name."""
     folder = module.relative_to(TESTS).parts[0]
     return folder == "process" or (folder == "backends" and module.stem.endswith("_process"))
 

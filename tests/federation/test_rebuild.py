@@ -1,7 +1,7 @@
-"""`a2m-router --rebuild`: a lost or damaged catalog is made anew, from the tiers and what can be read of the old one.
+"""`a2m-router --rebuild`: makes a new catalog from the tiers and from the readable part of the old catalog.
 
-Whatever has happened to the old file, it is kept; whenever the rebuild is killed, there is a catalog afterwards: the
-old one, or the new one complete.
+The rebuild keeps the old file in any condition. A rebuild that is killed leaves a catalog: the old one, or the complete
+new one.
 """
 
 import re
@@ -42,7 +42,7 @@ def running(folder: Path, **how: Any) -> AbstractAsyncContextManager[Trial]:
 
 
 async def lived(folder: Path) -> list[dict[str, Any]]:
-    """A federation that has been used, and all its records: moved, recalled, reinforced, in groups, with keys."""
+    """Return all records of a federation that has been used: with moves, recalls, reinforcement, groups and keys."""
     async with running(folder) as fed:
         ids = await fed.remember("alpha", "beta", session="s", metadata={"m": 1})
         await fed.call("remember", records=[{"id": f"g{n}", "content": f"g{n}", "group": "g"} for n in range(3)])
@@ -113,7 +113,7 @@ async def test_a_damaged_catalog_is_refused_with_a_way_out_and_the_way_out_works
     damage(file)
     with pytest.raises(Damaged, match=r"router\.db: .*--rebuild") as refused:
         Catalog(file, settings_in(tmp_path).managed, strength, threads=False)
-    # in our words, and SQLite's stand last
+    # the text before the parenthesis is the router's own; SQLite's follows in it
     ours = str(refused.value).partition(f"{REBUILDING} (")[0]
     assert re.search("this file is not a database|newer version|cannot be read from it", ours)
     assert not re.search("malformed|no such table|btree|[Pp]age", ours)
@@ -136,7 +136,7 @@ async def test_after_an_unclean_end_every_page_is_looked_at(tmp_path: Path) -> N
     overwritten("forgotten_by_time")(file)
     catalog = Catalog(file, settings_in(tmp_path).managed, strength, threads=False)
     assert catalog.damage() is not None
-    catalog.database.close()  # it does not end in good order
+    catalog.database.close()  # not closed in good order
     with pytest.raises(Damaged, match="--rebuild"):
         Catalog(file, settings_in(tmp_path).managed, strength, threads=False)
 
@@ -152,7 +152,7 @@ async def test_a_rebuild_from_a_whole_catalog_changes_nothing(tmp_path: Path) ->
 
 async def test_what_can_be_read_of_a_damaged_catalog_comes_along(tmp_path: Path) -> None:
     before = await lived(tmp_path)
-    overwritten("record_by_home")(tmp_path / "router.db")  # an index: the records themselves are well
+    overwritten("record_by_home")(tmp_path / "router.db")  # an index: the pages of the records are intact
     await rebuilt(tmp_path)
     async with running(tmp_path) as fed:
         assert await fed.timeline() == before
@@ -276,25 +276,25 @@ async def test_another_programs_file_is_not_put_aside(tmp_path: Path) -> None:
     assert (tmp_path / "router.db").read_bytes() == (tmp_path / "semantic.db").read_bytes()
 
 
-# --- killed in the middle
+# --- killed halfway
 
 
 class Killed(BaseException):
-    """Here the process ends."""
+    """Stands for the death of the process."""
 
 
 STEPS = ("unlink", "replace", "rename")
 
 
 async def killed_at(folder: Path, monkeypatch: pytest.MonkeyPatch, step: int) -> bool:
-    """A rebuild that ends before the `step`th change of the folder; returns whether it got that far."""
+    """Run a rebuild that ends before the `step`th change of the folder; return whether it reached that change."""
     count = 0
 
     def counted(change: Callable[..., Any]) -> Callable[..., Any]:
         def act(*arguments: Any, **named: Any) -> Any:
             nonlocal count
             count += 1
-            if count >= step:  # nothing happens any more
+            if count >= step:  # a dead process changes nothing more
                 raise Killed
             return change(*arguments, **named)
 
@@ -317,7 +317,7 @@ async def test_a_rebuild_that_is_killed_leaves_the_old_catalog_or_the_new_one(
     async with running(tmp_path / "lived") as fed:
         await fed.call("reinforce", ids=[before[0]["id"]], amount=1.0)
         before = await fed.timeline()
-        # an unclean end: the log beside the old file must never be taken for the new one's
+        # an unclean end: the write-ahead log of the old file must never be used with the new file
         died = photograph(tmp_path / "lived", tmp_path / "died")
     assert (died / "router.db-wal").stat().st_size > 0
     step = 0
@@ -339,7 +339,6 @@ async def test_a_rebuild_that_is_killed_leaves_the_old_catalog_or_the_new_one(
 async def test_a_rebuild_that_fails_in_a_scan_leaves_only_the_old_catalog(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A rebuild that fails in a scan leaves the old catalog and nothing beside it."""
     before = await lived(tmp_path)
     old = (tmp_path / "router.db").read_bytes()
 

@@ -1,4 +1,4 @@
-"""The reconcilers of two tiers, which are owed different things of one record."""
+"""The reconcilers of two tiers that owe different things to one record: a stray and a pending write."""
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
@@ -35,7 +35,7 @@ from tests.support.federated import (
 
 pytestmark = pytest.mark.anyio
 
-# it cannot replace in place: what replaces a record is forgotten there, then remembered
+# cannot replace in place: the router forgets the old copy there before it writes the new one
 LIFTED = {"semantic": Foreign()}
 ALL_LIFTED = {tier: Foreign() for tier in ("working", "semantic")}
 
@@ -55,7 +55,7 @@ async def test_a_copy_left_behind_goes_when_its_home_has_caught_up(
         await wait_all_tasks_blocked()
         folder = photograph(tmp_path / "before", tmp_path / "after")
         halfway.release()
-    # the one has looked before the home catches up
+    # the reconciler of working looks at the home before the pending write reaches it
     look, replace = Reconciler._seen_at_home, Reconciler._replace
     looked = anyio.Event()
 
@@ -76,7 +76,7 @@ async def test_a_copy_left_behind_goes_when_its_home_has_caught_up(
     async with trial(CALM, servers=LIFTED, folder=folder) as fed:
         assert contents(await fed.timeline()) == {"new": "semantic"}
         with anyio.fail_after(60):
-            while strays_left(fed.federation.catalog):  # noqa: ASYNC110 - nothing tells when, and to ask would wake it
+            while strays_left(fed.federation.catalog):  # noqa: ASYNC110 - no event to wait for
                 await anyio.sleep(0.01)
         assert contents(await fed.timeline()) == {"new": "semantic"}
     assert "record lost" not in caplog.text
@@ -86,7 +86,7 @@ async def test_a_copy_left_behind_goes_when_its_home_has_caught_up(
 async def test_a_replaced_record_can_be_moved_before_stale_copies_are_deleted(
     servers: Mix,
 ) -> None:
-    """A record that was just replaced can be moved though its tier has copies to remove first."""
+    """A record with a new replacement can be moved although its tier has stray copies to delete first."""
     steer = Steered()
     async with trial(CALM, servers=servers, weather=steer) as fed, anyio.create_task_group() as tasks:
         [id] = await fed.remember("old", key="k", tier="semantic")
@@ -124,7 +124,7 @@ async def test_one_replacement_that_its_tier_refuses_keeps_no_other_one_from_it(
         await fed.remember("old b", key="b")
         steer.refuse("working", "remember", having=b"new a")
         await fed.call("remember", records=[{"content": "new a", "key": "a"}, {"content": "new b", "key": "b"}])
-        for _ in range(2):  # together, then each alone
+        for _ in range(2):  # in one call, then one call for each
             await fed.federation.reconciler.idle()
         assert sorted(record["content"] for record in held_by(fed.stores["working"])) == ["new b", "old a"]
         assert sorted(contents(await fed.timeline())) == ["new a", "new b"]
@@ -135,7 +135,7 @@ async def test_one_replacement_that_its_tier_refuses_keeps_no_other_one_from_it(
 
 @simulated
 async def test_a_tier_that_refuses_is_tried_ever_more_rarely() -> None:
-    """A tier that refuses is tried ever more rarely however much is written."""
+    """The interval between retries at a tier that refuses grows, however many writes other tiers get."""
     steer = Steered()
     async with trial(CALM, weather=steer) as fed, anyio.create_task_group() as tasks:
         await fed.remember("old", key="k")
@@ -244,7 +244,7 @@ async def test_two_copies_at_one_key_go_together() -> None:
 
 
 class Slow:
-    """A tier takes a while for what has these words in it, and refuses it."""
+    """A tier that is slow with every message that contains `words`, and refuses it."""
 
     def __init__(self, tier: str, method: str, words: bytes) -> None:
         self._refused = tier, f"memory/{method}".encode(), words
@@ -259,7 +259,7 @@ class Slow:
 
 
 async def many_refused(fed: Trial) -> None:
-    """Sixty replacements that their tier refuses are pending."""
+    """Leave sixty pending writes that their tier refuses."""
     keys = [f"k{number}" for number in range(60)]
     await fed.call("remember", records=[{"content": "old", "key": key} for key in keys])
     await fed.call("remember", records=[{"content": "refused", "key": key} for key in keys])
@@ -268,7 +268,7 @@ async def many_refused(fed: Trial) -> None:
 @simulated
 @pytest.mark.parametrize("servers", [{}, ALL_LIFTED], ids=["native", "lesser"])
 async def test_what_a_tier_refuses_keeps_nothing_else_waiting(servers: Mix) -> None:
-    """What a tier refuses keeps no writer no move no stray and no end waiting."""
+    """Pending writes that a tier refuses delay no write, no move, no deletion of a stray and no shutdown."""
     async with trial(CALM, servers=servers, weather=Slow("working", "remember", b"refused")) as fed:
         [id, gone] = [*await fed.remember("old", key="k"), *await fed.remember("to go")]
         await many_refused(fed)
@@ -288,7 +288,6 @@ async def test_what_a_tier_refuses_keeps_nothing_else_waiting(servers: Mix) -> N
 @simulated
 @pytest.mark.parametrize("servers", [{}, ALL_LIFTED], ids=["native", "lesser"])
 async def test_an_unanswered_replacement_keeps_no_other_from_its_tier(servers: Mix) -> None:
-    """A replacement that its tier never answers keeps no other one from it."""
     steer = Steered()
 
     async def weather(tier: str, message: bytes, go_on: Callable[[], Awaitable[bytes | None]]) -> bytes | None:
@@ -320,7 +319,6 @@ async def test_one_copy_that_its_tier_refuses_to_forget_keeps_no_other_one_there
 
 @simulated
 async def test_a_silent_tier_is_tried_again_however_much_others_write() -> None:
-    """A tier that was silent is tried again though others write all the time."""
     is_silent = True
 
     async def weather(tier: str, message: bytes, go_on: Callable[[], Awaitable[bytes | None]]) -> bytes | None:

@@ -1,8 +1,8 @@
-"""What a start makes of tiers that do not hold what the account says: the account is lost, or something happened behind
+"""Starts where a tier does not hold what the catalog says, because the catalog is lost or the tier was changed behind
 the router's back.
 
-Where the catalog is lost, groups that a move had torn come out whole: `torn` plants every state that a group of three
-can be in between two tiers, all of them at once, as groups of their own.
+After the loss of a catalog, groups that were in the middle of a move come out whole: `torn` plants every state that a
+group of three can have between two tiers, each state as a group of its own.
 """
 
 import re
@@ -42,7 +42,7 @@ CALM = settings_of(policy="explicit")
 
 MEMBERS = ("a", "b", "c")
 
-# what of the members has been written at the target, and what of that was removed at the source
+# the members that have been written at the target, and those of them that have been deleted at the source
 State = tuple[frozenset[str], frozenset[str]]
 
 
@@ -54,7 +54,7 @@ STATES: list[State] = [(written, removed) for written in subsets(frozenset(MEMBE
 
 
 def torn(folder: Path) -> None:
-    """Both tiers, with a group in each of STATES on its way from working to episodic."""
+    """Fill both tiers with one group for each of STATES, on its way from working to episodic."""
     left, arrived = [], []
     for place, (written, removed) in enumerate(STATES):
         for member in MEMBERS:
@@ -68,8 +68,11 @@ def torn(folder: Path) -> None:
 
 
 def expected(state: State) -> dict[str, str]:
-    """Where the members are to live: all where all are; where neither tier has all, further down; and where the tiers
-    have none in common, as they are, since a group can be written so."""
+    """Return the expected home of each member.
+
+    All live in the tier that holds all of them; if both or neither do, in the lower one. Where the tiers have no member
+    in common, each stays where it is, since a group can be written in that state.
+    """
     written, removed = state
     if written == removed:
         return {member: "episodic" if member in written else "working" for member in MEMBERS}
@@ -116,12 +119,11 @@ async def test_decided_record_by_record_groups_stay_torn(tmp_path: Path, monkeyp
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_groups_stay_in_doubt_until_their_tiers_are_read_through(tmp_path: Path) -> None:
-    """Groups stay undecided while one of their tiers is not read through."""
     torn(tmp_path)
     down = {"episodic"}
     async with trial(CALM, folder=tmp_path, down=down) as fed:
         await fed.settled()
-        assert {tier for tiers in fed.copies().values() for tier in tiers} == {"working"}  # its store is not open yet
+        assert {tier for tiers in fed.copies().values() for tier in tiers} == {"working"}  # episodic is not open yet
         assert strays_left(fed.federation.catalog) == 0
         down.clear()
         await joined(fed, "episodic")
@@ -136,7 +138,7 @@ async def forget_one(fed: Trial) -> None:
     await fed.call("forget", ids=["a"])
 
 
-# what there is afterwards, all of it one way or all of it the other
+# the records expected afterwards: the whole change or nothing of it
 OUTCOMES: dict[str, list[tuple[str, str]]] = {
     "a batch that one tier has": [],
     "a batch that both have": [],
@@ -198,7 +200,7 @@ async def test_of_unequal_copies_the_one_with_the_higher_revision_is_the_record(
 
 
 def test_an_equal_copy_of_a_record_replaced_meanwhile_does_not_come_back() -> None:
-    """An equal copy whose record is replaced before it is decided does not come back."""
+    """An equal copy that awaits the end of a scan is deleted when its record is replaced meanwhile."""
     catalog = opened()
     found = entry("x", "working", group="g", key="k")
     catalog.adopt([found])
@@ -226,12 +228,12 @@ async def write_some(folder: Path) -> list[str]:
 
 
 def scans(steer: Steered) -> list[str]:
-    """The tiers that were read through."""
+    """Return the tiers that a scan has read."""
     return [tier for tier, message in steer.seen if b"memory/timeline" in message and b'"embeddings":true' in message]
 
 
 async def started(folder: Path) -> list[str]:
-    """The tiers that a start reads through."""
+    """Start a router and return the tiers that it scans."""
     steer = Steered()
     async with trial(CALM, folder=folder, weather=steer):
         pass
@@ -242,7 +244,7 @@ async def started(folder: Path) -> list[str]:
 async def test_a_start_with_nothing_new_reads_a_few_of_the_newest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A start with nothing new looks at a few of the newest however many there are."""
+    """A start that finds nothing new reads a fixed number of the newest records, however many there are."""
     monkeypatch.setattr(a2m_router.placement.recovery, "_WITNESSES", 3)
     await write_some(tmp_path)
     steer = Steered()
@@ -278,14 +280,16 @@ async def test_an_exchange_that_keeps_the_count_is_noticed(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_a_lost_record_leaves_the_catalog_and_keeps_what_it_earned(tmp_path: Path) -> None:
-    """A record that a tier has lost leaves the account and keeps what it has earned."""
+    """A record that its tier has lost is removed from the catalog. When it comes back, it has its earlier salience and
+    access count again.
+    """
     ids = await write_some(tmp_path)
     async with trial(CALM, folder=tmp_path) as fed:
         [before] = [record for record in await fed.timeline() if record["id"] == ids[0]]
         lose(fed, "semantic", ids[0])
     async with trial(CALM, folder=tmp_path) as fed:
         assert fed.federation.catalog.records.count("semantic") == 11
-    assert await started(tmp_path) == []  # what is gone is not looked for at every start
+    assert await started(tmp_path) == []  # a lost record does not cause a scan at every start
     async with trial(CALM, folder=tmp_path) as fed:
         plant(fed, "semantic", id=ids[0], content="n0", created_at=before["created_at"])
     async with trial(CALM, folder=tmp_path) as fed:
@@ -323,13 +327,13 @@ async def test_a_scan_that_does_not_tell_of_a_record_does_not_prove_it_gone(
 
 
 async def with_a_conflict(folder: Path) -> None:
-    """Two tiers that each bring a record at alice's key."""
+    """Write a record at alice's key into each of two tiers."""
     hold(folder, "working", [draft("x", key="k", owner="alice", content="one")])
     hold(folder, "semantic", [draft("y", key="k", owner="alice", content="two")])
 
 
 def other_of(fed: Trial) -> tuple[str, str, str]:
-    """The id at the key, the one that was set aside, and the tier that this is in."""
+    """Return the id that holds the key, the id of the quarantined record, and the tier of the latter."""
     [(tier, stray)] = [
         (name, s)
         for name in ("working", "semantic")
@@ -380,7 +384,6 @@ async def test_what_was_set_aside_is_taken_in_when_the_key_is_free(tmp_path: Pat
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_a_quarantined_record_is_forgotten_by_its_owners_call_alone(tmp_path: Path) -> None:
-    """What was set aside is forgotten by its id and by nobody elses call."""
     await with_a_conflict(tmp_path)
     async with trial(CALM, folder=tmp_path) as fed:
         holder, aside, _ = other_of(fed)
@@ -390,7 +393,7 @@ async def test_a_quarantined_record_is_forgotten_by_its_owners_call_alone(tmp_pa
         assert fed.copies() == {holder: ["working" if holder == "x" else "semantic"]}
 
 
-# --- why a tier takes no part
+# --- why a tier is inactive
 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
@@ -414,5 +417,5 @@ async def test_check_says_why_a_tier_that_is_up_takes_no_part(
 
 
 def test_every_kind_of_stray_that_may_be_swept_is_known_to_be() -> None:
-    # a new kind has to be thought about in `Lookup.strays` and `Reconciler._remove`
+    # a new kind needs a decision in `Lookup.strays` and `Reconciler._remove`
     assert [kind.name for kind in Stray] == ["PENDING", "SUPERSEDED", "UNWANTED", "EQUAL", "QUARANTINED"]

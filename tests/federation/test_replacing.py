@@ -1,7 +1,8 @@
-"""What replaces a record is true when the caller is told so, whatever its tier has to say to it: for readers, for
-moves, and for the next router. The tier catches up.
+"""A replacement is true when its call returns, whatever its tier answers: for reads, for moves, and after a restart.
+The tier gets it by a pending write.
 
-Native tiers replace by themselves; in lesser ones the old copy is forgotten first. A caller cannot tell them apart.
+Native tiers replace a record in place; at a lifted tier the router forgets the old copy first. Clients see no
+difference.
 """
 
 from pathlib import Path
@@ -40,7 +41,7 @@ pytestmark = pytest.mark.anyio
 
 
 async def seen_by_all(fed: Trial) -> dict[str, str]:
-    """What there is, and where it lives, which readers of every kind agree on; nobody sees a record twice."""
+    """Return the shown contents with their tiers; assert that timeline, recall and fetch agree on them."""
     shown = await fed.timeline()
     assert len({record["id"] for record in shown}) == len(shown)
     found = contents(shown)
@@ -53,11 +54,11 @@ async def seen_by_all(fed: Trial) -> dict[str, str]:
 
 
 def held(fed: Trial) -> dict[str, list[tuple[str, str]]]:
-    """What the tiers really hold: each content, and where, by id."""
+    """Return what the tiers hold: by id, each copy's tier and content."""
     return {id: [(tier, record.content) for tier, record in copies] for id, copies in stored(fed).items()}
 
 
-# --- a promote right after it
+# --- a promote right after a replacement
 
 
 @servers_of_all_kinds
@@ -105,12 +106,12 @@ async def test_a_group_of_which_a_member_was_just_replaced_moves_whole(servers: 
         await one_home_each(fed)
 
 
-# --- readers while a tier catches up
+# --- reads while a tier has a pending write
 
 
 @pytest.mark.parametrize("method", ["recall", "timeline"])
 async def test_a_read_between_a_lifted_tiers_forget_and_write_sees_the_new(method: str) -> None:
-    """The tier tells of nothing then, and by the time its answer is heard it has caught up."""
+    """The tier answers the read without the record. When the answer arrives, the pending write has been carried out."""
     steer = Steered()
     servers = SERVERS["lesser"]
     async with trial(CALM, servers=servers, weather=steer) as fed, anyio.create_task_group() as tasks:
@@ -132,19 +133,19 @@ async def test_a_read_between_a_lifted_tiers_forget_and_write_sees_the_new(metho
         await one_home_each(fed)
 
 
-# --- a tier that does not take it
+# --- a tier that does not take a replacement
 
 
 TROUBLES = ["refuses", "hangs", "is out of room"]
 
 in_all_troubles = pytest.mark.parametrize("what", TROUBLES)
 
-# longer than any deadline, and than the first waits between trials
+# longer than every deadline and than the first intervals between retries
 A_WHILE: Final = 100.0
 
 
 async def replaced(fed: Trial, trouble: Trouble) -> str:
-    """The id of a record in semantic that has been replaced when its tier was in trouble, and that is shown."""
+    """Replace a record in semantic while the tier is in trouble, assert that reads show the new one; return its id."""
     [id] = await fed.remember("old", key="k", tier="semantic", metadata={"m": 1}, id="x")
     trouble.begin()
     assert await fed.remember("new", key="k", metadata={"m": 2}) == [id]
@@ -165,7 +166,7 @@ async def is_shown(fed: Trial, id: str) -> None:
 async def test_a_replacement_that_its_tier_does_not_take_is_true(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, what: str, servers: Mix
 ) -> None:
-    """A replacement that its tier does not take is true and the tier catches up."""
+    """A replacement that its tier does not take is true at once, and the tier gets it later."""
     trouble = Trouble(what, servers)
     async with trial(CALM, servers=servers, weather=trouble, folder=tmp_path) as fed:
         id = await replaced(fed, trouble)
@@ -188,7 +189,6 @@ async def test_a_replacement_that_its_tier_does_not_take_is_true(
 @in_all_troubles
 @simulated
 async def test_a_pending_write_survives_one_crash_after_the_other(tmp_path: Path, what: str, servers: Mix) -> None:
-    """A replacement that its tier does not take survives one crash after the other."""
     folder = tmp_path / "0"
     folder.mkdir()
     trouble = Trouble(what, servers)
@@ -242,7 +242,6 @@ async def test_a_forget_of_what_its_tier_has_not_caught_up_with_is_final(
 @native_and_lesser
 @simulated
 async def test_of_several_pending_writes_a_tier_gets_the_last(servers: Mix) -> None:
-    """Of replacements that its tier does not take the last is what it catches up with."""
     trouble = Trouble("refuses", servers)
     async with trial(CALM, servers=servers, weather=trouble) as fed:
         id = await replaced(fed, trouble)
@@ -272,17 +271,16 @@ async def test_a_tier_that_has_no_part_in_it_may_hang_meanwhile(servers: Mix) ->
         await one_home_each(fed)
 
 
-# --- another tier than before
+# --- a replacement that names another tier
 
 
 def calls(steer: Steered, tier: str, method: str) -> int:
-    """How many calls of a method the tier has been sent."""
+    """Return the number of calls of a method that the tier has received."""
     return sum(where == tier and method_of(message) == f"memory/{method}" for where, message in steer.seen)
 
 
 @servers_of_all_kinds
 async def test_a_replacement_in_another_tier_is_shown_there_alone(servers: Mix) -> None:
-    """A replacement that names another tier is shown there and nowhere else."""
     async with trial(CALM, servers=servers) as fed:
         [id] = await fed.remember("old", key="k")
         assert await fed.remember("new", key="k", tier="semantic") == [id]
@@ -294,7 +292,6 @@ async def test_a_replacement_in_another_tier_is_shown_there_alone(servers: Mix) 
 
 @servers_of_all_kinds
 async def test_nothing_is_shown_twice_or_missing_before_the_other_tier_has_it(servers: Mix) -> None:
-    """While the other tier has not taken it nothing is shown twice or missed."""
     steer = Steered()
     async with trial(CALM, servers=servers, weather=steer) as fed:
         [id] = await fed.remember("old", key="k")
@@ -304,7 +301,7 @@ async def test_nothing_is_shown_twice_or_missing_before_the_other_tier_has_it(se
             assert await seen_by_all(fed) == {"new": "semantic"}
             assert await fed.timeline(tier="working") == []
             await fed.federation.reconciler.idle()
-        assert held(fed) == {}  # its old copy need not wait: the catalog has the record
+        assert held(fed) == {}  # the old copy need not stay: the catalog has the record
         steer.allow("semantic", "remember")
         await one_home_each(fed)
         assert held(fed) == {id: [("semantic", "new")]}
@@ -340,7 +337,7 @@ async def test_the_old_copy_stays_for_a_reader_who_may_have_begun_to_read_it(ser
 async def test_the_old_copy_stays_while_a_power_cut_could_need_it(
     servers: Mix, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The old copy stays as long as a power cut could bring back the old record."""
+    """The old copy stays as long as a power cut could undo the replacement."""
     steer = Steered()
     async with trial(CALM, servers=servers, weather=steer) as fed:
         [id] = await fed.remember("old", key="k")
@@ -356,7 +353,7 @@ async def test_the_old_copy_stays_while_a_power_cut_could_need_it(
         async with anyio.create_task_group() as tasks:
             replacing = Task(tasks, lambda: fed.remember("new", key="k", tier="semantic"))
             await wait_all_tasks_blocked()
-            assert not replacing.done  # nobody is told what is not durable yet
+            assert not replacing.done  # the call does not return before its change is durable
             retried(fed)
             await wait_all_tasks_blocked()
             assert calls(steer, "working", "forget") == before
@@ -396,7 +393,7 @@ async def test_a_member_that_is_replaced_into_another_tier_takes_its_group_along
         await one_home_each(fed)
 
 
-# --- what its tier has lost
+# --- records that a tier has lost
 
 
 @servers_of_all_kinds
@@ -424,12 +421,12 @@ async def test_a_replacement_makes_good_what_its_tier_has_altered(servers: Mix) 
         assert held(fed) == {id: [("working", "new")]}
 
 
-# --- a scan meanwhile
+# --- a scan during a replacement
 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_a_replacement_is_true_though_a_scan_changed_its_records_home(tmp_path: Path) -> None:
-    """What a scan decides takes no claim: the record is not what it was when the write was planned."""
+    """A scan takes no claims. It may change a record's home after the replacement was planned."""
     group: list[Draft] = [draft(id, key=id, group="g") for id in "ab"]
     hold(tmp_path, "working", group)
     hold(tmp_path, "episodic", group)

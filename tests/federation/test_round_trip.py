@@ -1,6 +1,6 @@
-"""What a client wrote comes back after any moves: metadata to the byte, vectors to the bit, all else as it was.
+"""Moves keep a record as the client wrote it: metadata to the byte, vectors to the bit, and every other field.
 
-Line breaks between the tokens of metadata are the one thing that is not kept: stdio frames by line.
+The one exception: line breaks between the tokens of metadata become spaces, since stdio frames messages by line.
 """
 
 import json
@@ -49,7 +49,7 @@ def on_one_line(metadata: bytes) -> bytes:
 
 
 class ServerRecord(msgspec.Struct):
-    """A record of an answer, its metadata and its vector unread."""
+    """A record of an answer with its metadata as raw bytes."""
 
     id: str
     tier: str
@@ -62,7 +62,7 @@ class Answer(msgspec.Struct):
 
 
 def remember(*records: tuple[str, bytes], session: str = "s") -> bytes:
-    """The parameters of a write: ids and raw metadata."""
+    """Return the parameters of a remember call for pairs of id and raw metadata."""
     written = b",".join(
         b'{"id":%b,"content":"x","metadata":%b,"embedding":%b}' % (msgspec.json.encode(id), metadata, VECTOR.encode())
         for id, metadata in records
@@ -70,14 +70,14 @@ def remember(*records: tuple[str, bytes], session: str = "s") -> bytes:
     return b'{"session":%b,"records":[%b]}' % (msgspec.json.encode(session), written)
 
 
-# --- JSON as anybody may write it
+# --- JSON in every permitted spelling
 
 characters = st.characters(codec="utf-8")
 
 
 @st.composite
 def json_strings(draw: st.DrawFn) -> str:
-    """A JSON string: each character as it is or escaped, one beyond the BMP as a pair; short escapes too."""
+    """Draw a JSON string. Each character is plain or escaped, with pairs beyond the BMP; short escapes occur, too."""
     parts = []
     for character in draw(st.text(characters, max_size=12)):
         code = ord(character)
@@ -101,7 +101,7 @@ gaps = st.sampled_from(["", "", "", " ", "\t", "  "])
 
 @st.composite
 def objects(draw: st.DrawFn, depth: int = 3) -> str:
-    """A JSON object, with gaps between its tokens and names that may come twice."""
+    """Draw a JSON object with white space between its tokens. A name may occur twice."""
     members = []
     for _ in range(draw(st.integers(0, 3))):
         value = draw(values(depth - 1))
@@ -121,19 +121,19 @@ def values(depth: int) -> st.SearchStrategy[str]:
 
 
 async def told(fed: Trial, method: str = "timeline") -> dict[str, ServerRecord]:
-    """The records of an answer, by id. Not decoded further: a decoder cannot hold all that JSON can say."""
+    """Return the records of an answer by id; metadata stays raw, since a decoder loses some of what JSON holds."""
     answer = msgspec.json.decode(await fed.raw(method, b'{"embeddings":true}'), type=Answer)
     return {record.id: record for record in answer.records}
 
 
 async def moved_twice(fed: Trial, ids: Sequence[str], session: str, way: str, owner: str | None = None) -> None:
-    """Working to episodic by closing the session; then on to semantic."""
+    """Move records from working to episodic by closing the session, then on to semantic."""
     await fed.call("session/close", session=session, owner=owner)
     assert {record.tier for record in (await told(fed)).values()} == {"episodic"}
     if way == "promote":
         await fed.call("promote", ids=list(ids), tier="semantic")
     else:
-        # as much as the tier below holds, all of it newer: the first have to leave
+        # newer records fill the capacity of episodic, so a pass moves the first ones down
         await fed.call("remember", records=[{"content": "later", "tier": "episodic"} for _ in range(6)])
         await fed.call("consolidate")
     await fed.settled()
@@ -225,7 +225,7 @@ def test_any_record_is_moved_unchanged(record: dict[str, Any], session: str) -> 
     anyio.run(run)
 
 
-# --- every kind of move
+# --- all ways to move
 
 WHOLE: Final = {
     "id": "whole",
@@ -305,7 +305,7 @@ FEDERATION: Final = FOUR_TIERS.replace("{policy}", "explicit")
 
 @contextmanager
 def served(folder: Path) -> Iterator[httpx.Client]:
-    """A router over HTTP with a store a tier, all of them processes."""
+    """Run a router over HTTP with one store process for each tier; yield a client for it."""
     text = f'state = "router.db"\n{FEDERATION}'
     for tier in ("working", "episodic", "semantic", "procedural"):
         text = text.replace('command = ["-"]', f'command = ["a2m-store", "{tier}.db"]', 1)
@@ -345,7 +345,7 @@ def test_everything_is_kept_through_real_processes(tmp_path: Path) -> None:
     cases = [*METADATA.items(), ("pretty-printed", PRETTY)]
     with served(tmp_path) as client:
         ask(client, "remember", remember(*cases))
-        ask(client, "session/close", b'{"session":"s"}')  # six stay in episodic, the others go on
+        ask(client, "session/close", b'{"session":"s"}')  # six stay in episodic, the others move to semantic
         ask(client, "promote", b'{"tier":"semantic","ids":%b}' % msgspec.json.encode([id for id, _ in cases]))
     with served(tmp_path) as client:
         answer = msgspec.json.decode(ask(client, "timeline", b'{"embeddings":true}'), type=Response).result

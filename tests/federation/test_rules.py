@@ -1,7 +1,7 @@
-"""The rules that may never break, each as a property of what clients see.
+"""The rules of the federation, each as a property of what clients see.
 
-What a property does stands apart from the test that draws its examples where test_mixes.py holds foreign servers to it,
-too. A2M_EXAMPLES=50 looks fifty times as long.
+A property that test_mixes.py also checks with foreign servers is a function of its own, apart from the test that draws
+its examples. A2M_EXAMPLES=50 runs fifty times as many examples.
 """
 
 import json
@@ -52,7 +52,7 @@ from tests.support.properties import (
     within_capacity,
 )
 
-# --- all of them together
+# --- all rules together
 
 
 @pytest.mark.slow
@@ -113,13 +113,12 @@ def test_a_group_leaves_its_tier_whole_in_every_kind_of_move(anyio_backend: str,
 # --- 5
 
 
-# of all together above it holds on both loops
+# on one loop only: the test of all rules together runs it on both
 @pytest.mark.rule(n=5)
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 @examples(6)
 @given(history=filling)
 def test_after_a_pass_no_bucket_exceeds_its_capacity_but_by_one_group(anyio_backend: str, history: History) -> None:
-    """After a pass no bucket is over its capacity unless one group fills it."""
     run(anyio_backend, partial(run_history, history, within_capacity))
 
 
@@ -157,8 +156,9 @@ turns = st.lists(
 
 
 async def conversations_are_replayed(turns: list[tuple[int, str | None, str | None, int]], servers: Mix) -> None:
-    """Turns are written by a clock that is set to and fro; each conversation is told as it was written, and only what
-    is in it is ever dated otherwise than by the clock."""
+    """Write turns by a clock that jumps forwards and backwards; assert that each conversation is replayed in its order
+    of writing, and that only records of a conversation get another date than the clock's.
+    """
     clock = Clock()
     newest: dict[tuple[str | None, str], int] = {}
     expected: dict[str, str | None] = {}
@@ -174,7 +174,7 @@ async def conversations_are_replayed(turns: list[tuple[int, str | None, str | No
             if least > clock.now:
                 assert moments == list(range(least + 1, least + 1 + count))
             else:
-                latest = max(clock.now, least + count)  # the clock may catch up with it meanwhile
+                latest = max(clock.now, least + count)  # the clock may catch up with the conversation during the call
                 assert all(max(before, least) <= moment <= latest for moment in moments)
             if session is not None:
                 newest[owner, session] = max(moments)
@@ -193,7 +193,6 @@ async def conversations_are_replayed(turns: list[tuple[int, str | None, str | No
 def test_a_conversation_is_replayed_in_order_whatever_the_clock_does(
     anyio_backend: str, turns: list[tuple[int, str | None, str | None, int]], lesser: bool
 ) -> None:
-    """A conversation is replayed as it was written whatever the clock does."""
     servers = {"working": Foreign(), "episodic": Foreign()} if lesser else ALL_NATIVE
     run(anyio_backend, partial(conversations_are_replayed, turns, servers))
 
@@ -281,7 +280,6 @@ def test_two_tiers_scores_are_never_compared(
 @examples(6)
 @given(clients=doings, seed=st.integers(0, 2**32))
 def test_a_client_sees_its_writes_and_forgets_at_once(anyio_backend: str, clients: Doings, seed: int) -> None:
-    """What a client wrote it reads at once and what it forgot is gone at once."""
     run(anyio_backend, partial(own_doings_are_seen_at_once, clients, seed))
 
 

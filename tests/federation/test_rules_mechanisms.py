@@ -1,7 +1,7 @@
-"""What makes the rules hold while much happens at once: each mechanism in the scenario that needs it.
+"""The mechanisms behind the rules under concurrency, each in the scenario that needs it.
 
-Where a mechanism can be taken out, a second test does so and sees the same scenario go wrong:
-so the first one tests it.
+Where a mechanism can be switched off, a second test does so and asserts that the same scenario fails. This shows that
+the first test exercises the mechanism.
 """
 
 import errno
@@ -59,7 +59,7 @@ pytestmark = pytest.mark.anyio
 
 Scenario = Callable[[], Awaitable[None]]
 
-# a tier that does not answer is given up soon
+# the router soon gives up a call that a tier does not answer
 IMPATIENT = FOUR_TIERS.replace('command = ["-"]', 'command = ["-"]\ntimeout = "300ms"')
 
 
@@ -68,7 +68,7 @@ def patient(text: str = FOUR_TIERS, policy: str = "explicit") -> Any:
 
 
 async def goes_wrong(scenario: Scenario) -> None:
-    """The scenario fails one of its own assertions."""
+    """Assert that the scenario fails one of its own assertions."""
     try:
         await scenario()
     except AssertionError:
@@ -101,7 +101,6 @@ async def a_late_member_of_a_moving_group() -> None:
 
 
 async def test_a_late_member_of_a_moving_group_waits_and_is_written_as_told() -> None:
-    """A late member of a moving group waits and is then written where the caller said."""
     await a_late_member_of_a_moving_group()
 
 
@@ -114,7 +113,7 @@ async def test_without_claims_a_late_member_comes_between(monkeypatch: pytest.Mo
     await goes_wrong(a_late_member_of_a_moving_group)
 
 
-# --- forgetting claims nothing
+# --- a forget takes no claims
 
 STEPS = [("working", "recall", False), ("working", "recall", True), ("episodic", "remember", False),
          ("episodic", "remember", True), ("episodic", "recall", False), ("episodic", "recall", True)]  # fmt: skip
@@ -159,11 +158,11 @@ async def test_without_a_version_check_at_the_flip_the_forgotten_comes_back(monk
     await goes_wrong(lambda: a_forget_during_a_move("episodic", "remember", True))
 
 
-# --- readers see one home
+# --- a read sees one home
 
 
 async def a_recall_that_overlaps_a_flip(*, source_first: bool) -> None:
-    """One tier answers before the record moves, the other after."""
+    """One tier answers the recall before the record moves, the other one afterwards."""
     steer = Steered()
     async with trial(patient(), weather=steer) as fed, anyio.create_task_group() as tasks:
         ids = await fed.remember("alpha", tier="episodic")
@@ -174,7 +173,7 @@ async def a_recall_that_overlaps_a_flip(*, source_first: bool) -> None:
         await answered.reached.wait()
         await asked.reached.wait()
         if late == "semantic":
-            # the tier works in order: what is to be copied there would wait behind the question
+            # the tier carries out its calls in order: the copy would wait behind the recall
             asked.release()
             asked = answered
         move = Task(tasks, lambda: fed.call("promote", ids=ids, tier="semantic"))
@@ -231,7 +230,7 @@ async def a_read_that_still_needs_the_old_copy() -> None:
     steer = Steered()
     async with trial(patient(), weather=steer) as fed, anyio.create_task_group() as tasks:
         ids = await fed.remember("alpha", tier="procedural")
-        # the read's answer from the new home came before the copy did, its question to the old one is still on its way
+        # the new home answers the recall before it gets the copy, so that the recall may still need the old copy
         answered = steer.hold("semantic", "recall", after=True, having=b"alpha")
         recall = Task(tasks, lambda: fed.call("recall", query="alpha", where={"tier": ["semantic"]}))
         await answered.reached.wait()
@@ -258,14 +257,14 @@ async def test_without_that_wait_the_copy_goes_under_a_readers_eyes(monkeypatch:
     await goes_wrong(a_read_that_still_needs_the_old_copy)
 
 
-# --- the reconciler trusts nothing
+# --- the reconciler verifies before it deletes
 
 
 async def a_tier_that_loses_a_record_after_the_flip() -> None:
     steer = Steered()
     async with trial(patient(), weather=steer) as fed:
         ids = await fed.remember("precious", tier="episodic")
-        # the first read by id is the move's own, the second is the reconciler's
+        # the first read by id is made by the move, the second by the reconciler
         verified = steer.hold("semantic", "recall")
         seen = steer.hold("semantic", "recall")
         async with anyio.create_task_group() as tasks:
@@ -335,7 +334,7 @@ async def test_a_copy_of_which_there_is_no_note_stays_for_ever(monkeypatch: pyte
     await goes_wrong(a_move_leaves_one_copy)
 
 
-# --- idempotence bites
+# --- ids that a tier already holds
 
 
 async def a_forgotten_id_written_on_purpose() -> None:
@@ -409,7 +408,6 @@ async def a_target_that_holds_the_id_with_other_content() -> None:
 
 
 async def test_a_tier_with_old_content_for_an_id_is_made_to_take_the_true_one() -> None:
-    """A tier that keeps old content for an id is made to take the true one."""
     await a_target_that_holds_the_id_with_other_content()
 
 
@@ -436,7 +434,7 @@ async def an_id_whose_first_write_is_still_on_its_way(tier: str = "semantic") ->
         assert await fed.timeline() == []
         held.release()
         await again.ended()
-        assert len(told) == 1  # that first write, by whomever the others would have been
+        assert len(told) == 1  # only the first write was sent: all others have to wait for it
         await fed.settled()
         assert contents(await fed.timeline()) == {"second": tier}
         assert fed.copies() == {"x": [tier]}
@@ -474,7 +472,6 @@ async def test_a_write_that_landed_late_is_removed_and_never_seen() -> None:
 
 @simulated
 async def test_a_moves_copy_that_landed_late_is_deleted_and_the_move_repeated() -> None:
-    """A moves copy that landed late is removed and the move can be made again."""
     steer = Steered()
     async with trial(patient(IMPATIENT), weather=steer) as fed:
         ids = await fed.remember("one")
@@ -507,7 +504,7 @@ async def test_a_forget_that_lands_late_does_not_take_what_was_written_since() -
         assert fed.copies() == {"x": ["working"]}
 
 
-# --- known means readable
+# --- a known record is readable
 
 
 async def a_known_record_that_its_home_has_lost() -> None:
@@ -537,7 +534,7 @@ async def test_known_without_a_read_is_a_promise_nobody_keeps(monkeypatch: pytes
 
 
 async def test_a_batch_that_one_tier_refuses_is_never_seen() -> None:
-    """A batch that one tier refuses is never seen and can be written again."""
+    """A batch that one tier refuses is never shown and can be written again."""
     steer = Steered()
     records = [{"id": "w", "content": "here"}, {"id": "s", "content": "there", "tier": "semantic", "key": "k"}]
     async with trial(patient(), weather=steer) as fed, anyio.create_task_group() as tasks:
@@ -578,7 +575,6 @@ async def a_write_cancelled_between_answer_and_commit() -> None:
 
 
 async def test_a_request_cancelled_before_its_commit_is_carried_out() -> None:
-    """A request cancelled between the tiers answer and the commit is carried out."""
     await a_write_cancelled_between_answer_and_commit()
 
 
@@ -606,15 +602,14 @@ async def test_a_promotion_cancelled_in_the_middle_leaves_one_copy() -> None:
         assert_nothing_under_way(fed)
 
 
-# --- what two changes at once must not do to each other
+# --- two changes at once
 
 
 async def test_a_forget_by_a_tiers_condition_finds_a_record_that_moves() -> None:
-    """A forget by what only a tier can tell finds a record that moves meanwhile."""
     steer = Steered()
     async with trial(patient(), weather=steer) as fed, anyio.create_task_group() as tasks:
         ids = await fed.remember("one", tier="episodic", metadata={"m": 1})
-        # the new home answers before the copy is there, the old one had it when it was asked
+        # the new home answered before it had the copy, and the old home had the record when it answered
         answered = steer.hold("episodic", "timeline", after=True)
         forget = Task(tasks, lambda: fed.call("forget", where={"m": 1}))
         await answered.reached.wait()
@@ -638,7 +633,7 @@ async def test_a_forget_does_not_take_what_a_record_was_replaced_by_meanwhile() 
 
 
 async def test_a_forget_takes_what_matches_before_and_after_a_replacement() -> None:
-    """A forget takes what matches before and after a replacement meanwhile."""
+    """A forget deletes a record that matches before and after a concurrent replacement."""
     steer = Steered()
     async with trial(patient(), weather=steer) as fed, anyio.create_task_group() as tasks:
         await fed.remember("the old beta", key="k")
@@ -665,7 +660,7 @@ async def test_a_timeline_never_shows_what_does_not_match_its_filter() -> None:
         )  # fmt: skip
 
 
-# how it is asked, and whether tiers are asked what they have, rather than for what is known to be there
+# each method with its params, and whether the router asks tiers for all matches (or only for records it knows)
 QUESTIONS: dict[str, tuple[str, dict[str, Any], bool]] = {
     "recall": ("recall", {"query": "alpha"}, True),
     "recall without words": ("recall", {}, True),
@@ -681,8 +676,7 @@ QUESTIONS: dict[str, tuple[str, dict[str, Any], bool]] = {
 
 
 async def a_record_written_anew_under_an_id_that_was_read(asked: str, owner: str, kind: str) -> None:
-    """A read finds a record, which moves, and is forgotten; another one is written under its id, with other content;
-    then the read ends."""
+    """A read finds a record, which then moves and is forgotten; a new record with other content gets its id."""
     method, params, _ = QUESTIONS[asked]
     steer = Steered()
     servers = {"working": Foreign(), "episodic": Foreign()} if kind == "lesser" else {}
@@ -710,11 +704,11 @@ async def a_record_written_anew_under_an_id_that_was_read(asked: str, owner: str
         assert answer.get("forgotten", 0) == 0
 
 
-# a tier that cannot tell owners apart is asked for nothing where nothing is the caller's
+# a lifted tier cannot distinguish owners and is not asked where the caller owns no record
 CALLERS = [("a", "native"), ("a", "lesser"), ("b", "native")]
 
 
-@pytest.mark.parametrize("anyio_backend", ["asyncio"])  # each step is held, whatever the loop
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])  # each step is held, so the loop does not matter
 @pytest.mark.parametrize(
     ("asked", "owner", "kind"),
     [(asked, *caller) for asked in QUESTIONS for caller in CALLERS if caller[0] == "a" or QUESTIONS[asked][2]],
@@ -722,7 +716,6 @@ CALLERS = [("a", "native"), ("a", "lesser"), ("b", "native")]
 async def test_what_is_read_of_a_forgotten_record_is_not_a_later_one_of_its_id(
     asked: str, owner: str, kind: str
 ) -> None:
-    """What is read of a forgotten record is not taken for one written anew under its id."""
     await a_record_written_anew_under_an_id_that_was_read(asked, owner, kind)
 
 
@@ -746,7 +739,6 @@ async def test_a_reader_that_goes_by_ids_alone_takes_one_record_for_another(
 
 @pytest.mark.parametrize("owner", ["a", "b"])
 async def test_a_promotion_does_not_take_a_later_record_of_an_id(owner: str) -> None:
-    """A promotion does not take what was written since under an id that it was given."""
     steer = Steered()
     async with trial(patient(), weather=steer) as fed, anyio.create_task_group() as tasks:
         [first] = await fed.remember("first", tier="working", owner="a")
@@ -764,7 +756,6 @@ async def test_a_promotion_does_not_take_a_later_record_of_an_id(owner: str) -> 
 async def test_closing_a_conversation_does_not_take_a_later_record_of_an_id(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Closing a conversation does not take what was written since under an id of its."""
     monkeypatch.setattr(a2m_router.placement.moves, "_ROUND", 1)
     steer = Steered()
     async with trial(patient(), weather=steer) as fed, anyio.create_task_group() as tasks:
@@ -782,7 +773,6 @@ async def test_closing_a_conversation_does_not_take_a_later_record_of_an_id(
 
 @pytest.mark.parametrize("wanted", ["promote", "remember"])
 async def test_a_group_with_a_lost_member_stays_and_the_move_says_so(wanted: str) -> None:
-    """A group of which a member is lost stays and who would move it is told."""
     async with trial(patient()) as fed:
         pair = [{"id": id, "content": id, "group": "g", "tier": "episodic"} for id in "pq"]
         await fed.call("remember", records=[{**pair[0], "key": "k"}, pair[1]])
@@ -817,7 +807,7 @@ async def test_a_fault_of_the_catalogs_disk_lets_go_of_what_a_move_has_claimed(m
 
 
 async def test_a_damaged_catalog_keeps_no_claims() -> None:
-    """What cannot be noted since the catalog is damaged lets go of its claims."""
+    """A change whose note cannot be written to a damaged catalog releases its claims."""
     async with trial(patient()) as fed:
         claim = await fed.federation.catalog.claims.take({id_name("x")})
 
@@ -835,7 +825,7 @@ async def test_a_damaged_catalog_keeps_no_claims() -> None:
 async def test_a_recall_finds_what_is_there_however_much_is_written_meanwhile(
     params: dict[str, Any], kind: str
 ) -> None:
-    """A recall finds what is there though what is written meanwhile fills its tiers answer."""
+    """A recall finds a record although a concurrent write fills the tier's answer with better matches."""
     steer = Steered()
     servers = {"semantic": Foreign()} if kind == "lesser" else {}
     async with trial(patient(), weather=steer, servers=servers) as fed, anyio.create_task_group() as tasks:
@@ -888,7 +878,6 @@ async def test_a_content_is_never_shown_with_anothers_revision() -> None:
 
 
 async def test_a_fetch_falls_back_to_the_unowned_record_when_its_own_goes() -> None:
-    """A fetch falls back to nobodys record when the own one goes meanwhile."""
     steer = Steered()
     async with trial(patient(), weather=steer) as fed, anyio.create_task_group() as tasks:
         await fed.remember("everybody's", key="k")
@@ -902,7 +891,7 @@ async def test_a_fetch_falls_back_to_the_unowned_record_when_its_own_goes() -> N
 
 
 async def test_a_replacement_of_a_record_forgotten_meanwhile_is_gone() -> None:
-    """A replacement whose record is forgotten meanwhile came before that and is gone."""
+    """A replacement whose record is forgotten meanwhile counts as earlier than the forget, or is a new record."""
     steer = Steered()
     async with trial(patient(), weather=steer) as fed, anyio.create_task_group() as tasks:
         await fed.call("remember", records=[{"id": "x", "content": "old", "key": "k"}])
@@ -928,7 +917,6 @@ async def test_the_same_key_of_another_owner_is_another_key() -> None:
 
 
 async def test_a_record_is_not_followed_from_a_shared_into_a_private_tier() -> None:
-    """A record that goes from a shared tier into a private one is not followed there."""
     steer = Steered()
     async with trial(patient(), weather=steer) as fed, anyio.create_task_group() as tasks:
         await fed.remember("published", key="k", owner="a", tier="procedural")
@@ -945,7 +933,7 @@ async def a_tier_that_catches_up_while_a_timeline_goes_on() -> None:
     async with trial(patient(), weather=steer) as fed, anyio.create_task_group() as tasks:
         await fed.remember("old", key="k", tier="semantic")
         await fed.remember("other", tier="procedural")
-        # as long as the first read goes on, the catalog keeps what has replaced the record
+        # as long as the first read is running, the catalog keeps the replacement
         before = steer.hold("procedural", "recall", after=True)
         first = Task(tasks, fed.timeline)
         await before.reached.wait()
@@ -970,16 +958,15 @@ async def test_what_its_tier_was_behind_with_is_read_there_once_it_has_caught_up
 async def test_a_timeline_that_asks_no_tier_again_lacks_pending_writes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A timeline that asks no tier again lacks what its tier was behind with."""
     monkeypatch.setattr(a2m_router.reading.homes, "_ROUNDS", 1)
     await goes_wrong(a_tier_that_catches_up_while_a_timeline_goes_on)
 
 
-@pytest.mark.parametrize("anyio_backend", ["asyncio"])  # each step is held, whatever the loop
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])  # each step is held, so the loop does not matter
 @pytest.mark.parametrize("server", [None, Foreign()])
 @pytest.mark.parametrize("becomes", ["forgotten", "another's", "moved away", "moved", "replaced"])
 async def test_a_timeline_asks_once_and_lacks_only_later_changes(becomes: str, server: Foreign | None) -> None:
-    """A timeline asks once and lacks only what was changed after it began."""
+    """A timeline calls each tier once and lacks only records that were changed after it began."""
     steer = Steered()
     servers = {} if server is None else {"semantic": server}
     async with trial(patient(), weather=steer, servers=servers) as fed, anyio.create_task_group() as tasks:
@@ -1005,7 +992,7 @@ async def test_a_timeline_asks_once_and_lacks_only_later_changes(becomes: str, s
         steer.allow("semantic", "recall")
 
 
-@pytest.mark.parametrize("anyio_backend", ["asyncio"])  # each step is held, whatever the loop
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])  # each step is held, so the loop does not matter
 @pytest.mark.parametrize("ranking", [{}, {"query": "alpha"}])
 @pytest.mark.parametrize("server", [None, Foreign()])
 @pytest.mark.parametrize("becomes", ["forgotten", "replaced", "moved"])
@@ -1016,7 +1003,7 @@ async def test_a_recall_asks_once_and_lacks_only_what_was_changed_after_it_began
     steer = Steered()
     servers = {} if server is None else {"semantic": server}
     async with trial(patient(), weather=steer, servers=servers) as fed:
-        # of 8 equals it is told 6: the newest come first
+        # the tier returns 6 of 8 equal matches, the newest first
         drafts = [{"id": f"r{n}", "content": "alpha", "key": f"k{n}", "metadata": {"m": 1}} for n in range(8)]
         for draft in drafts:
             await fed.call("remember", records=[{**draft, "tier": "semantic"}])
@@ -1049,7 +1036,6 @@ async def test_a_recall_searches_what_replaces_a_record_while_it_goes_on(ranking
 
 @pytest.mark.parametrize("ranking", [{}, {"query": "alpha"}])
 async def test_a_recalls_limit_is_filled_past_copies_that_a_tier_keeps(ranking: dict[str, str]) -> None:
-    """A recalls limit is filled past copies that their tier does not give up."""
     steer = Steered()
     async with trial(patient(), weather=steer) as fed:
         ids = await fed.remember("alpha and much else besides", *["alpha"] * 3, tier="semantic")
@@ -1063,7 +1049,6 @@ async def test_a_recalls_limit_is_filled_past_copies_that_a_tier_keeps(ranking: 
 async def test_a_recalls_limit_is_filled_past_records_with_pending_writes(
     ranking: dict[str, str],
 ) -> None:
-    """A recalls limit is filled past what has been replaced and its tier does not take."""
     steer = Steered()
     async with trial(patient(), weather=steer) as fed:
         kept, *replaced = [
@@ -1082,7 +1067,7 @@ async def test_a_recalls_limit_is_filled_past_records_with_pending_writes(
 async def test_stray_copies_hide_nothing_while_their_home_is_down(
     ranking: dict[str, str],
 ) -> None:
-    """Copies left behind do not hide what lives there while their home is down."""
+    """Stray copies do not use up a recall's limit while their home is down."""
     steer = Steered()
     async with trial(patient(), weather=steer) as fed:
         ids = await fed.remember("alpha and much else besides", *["alpha"] * 3, tier="semantic")
@@ -1095,13 +1080,12 @@ async def test_stray_copies_hide_nothing_while_their_home_is_down(
 
 
 async def test_stray_copies_hide_nothing_where_their_home_ranks_otherwise() -> None:
-    """Copies left behind do not hide what lives there where their home ranks otherwise."""
     steer = Steered()
     async with trial(patient(), weather=steer, servers={"procedural": Foreign()}) as fed:
         ids = await fed.remember("running and much else besides", *["running"] * 3, tier="semantic")
         steer.refuse("semantic", "forget")
         await fed.call("promote", ids=ids[1:], tier="procedural")
-        # a store knows that who runs is running; the other server does not
+        # a store finds "running" for the query "run" by its stem; the foreign server does not
         found = await fed.call("recall", limit=1, query="run", where={"tier": ["semantic", "procedural"]})
         assert [record["id"] for record in found["records"]] == ids[:1]
 
@@ -1121,7 +1105,7 @@ async def test_a_lesser_tier_is_looked_through_however_much_is_written_to_others
 
 
 async def test_what_moves_is_found_in_a_lifted_tier_that_is_asked_for_more() -> None:
-    """What moves on is found in a lesser tier that has to be asked for more."""
+    """A lifted tier that has to be asked for more results does not lose a record that moves meanwhile."""
     steer = Steered()
     servers = {"semantic": Foreign()}
     async with trial(patient(), weather=steer, servers=servers) as fed, anyio.create_task_group() as tasks:
@@ -1140,7 +1124,7 @@ async def test_what_moves_is_found_in_a_lifted_tier_that_is_asked_for_more() -> 
 async def test_records_outside_the_condition_do_not_hide_the_rest(
     filled_by: str, params: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is not meant does not hide the rest though it fills all that a store tells at once."""
+    """Records outside the condition hide no match, even if they fill the largest answer that the store returns."""
     monkeypatch.setattr(a2m_store.store, "StoreLimits", lambda: StoreLimits(max_recall_limit=4))
     steer = Steered()
     asked = {"limit": 3, "where": {"m": 1, "tier": "semantic"}, **params}

@@ -1,6 +1,6 @@
-"""What is left when a router dies at the worst moment, and what the next one makes of it.
+"""What a router that dies at the worst moment leaves, and how the next start repairs it.
 
-A crash is a copy of all files at that moment: nothing that was going on then takes any further part.
+A crash is a copy of all files at that moment; the calls in progress have no effect on the copy.
 """
 
 from pathlib import Path
@@ -85,7 +85,6 @@ def told_by_both(steer: Steered) -> Hold:
 
 
 async def test_a_batch_that_all_tiers_have_but_was_not_answered_is_abandoned(tmp_path: Path) -> None:
-    """A batch that all of its tiers have and nobody was answered is given up."""
     folder = await crash(tmp_path, told_by_both, write_two)
     async with trial(CALM, folder=folder) as fed:
         assert await fed.timeline() == []
@@ -114,8 +113,6 @@ async def test_a_batch_is_given_up_at_once_though_one_of_its_tiers_is_down(tmp_p
 
 @pytest.mark.parametrize("arrived", [True, False])
 async def test_what_was_abandoned_at_a_tier_that_is_down_is_written_elsewhere(tmp_path: Path, arrived: bool) -> None:
-    """What was given up at a tier that is down is written anew elsewhere."""
-
     async def write(fed: Trial) -> None:
         await fed.call("remember", records=[{"id": "x", "content": "old", "key": "k", "tier": "semantic"}])
 
@@ -127,19 +124,20 @@ async def test_what_was_abandoned_at_a_tier_that_is_down_is_written_elsewhere(tm
         await joined(fed, "semantic")
         assert contents(await fed.timeline()) == {"new": "episodic"}
         await one_home_each(fed)
-        # what was given up is not in the way of a later record's key
+        # the abandoned write does not block the key of a later record
         await fed.call("promote", ids=["x"], tier="semantic")
         assert contents(await fed.timeline()) == {"new": "semantic"}
         await one_home_each(fed)
 
 
-# who had the record, who forgets it, who writes it anew; by another name an owner is treated alike
+# the record's owner, the owner that forgets it, and the owner that writes the id again; cases that differ only in the
+# names of the owners are left out
 OWNERS = [
     (owner, by, anew)
     for owner in (None, "a")
     for by in (None, "a", "b")
     for anew in (None, "a", "b", "c")
-    # names are given out in their order
+    # names occur in alphabetical order
     if (by != "b" or owner == "a") and (anew != "b" or "a" in (owner, by)) and (anew != "c" or by == "b")
 ]
 
@@ -148,7 +146,7 @@ OWNERS = [
 async def test_a_tier_that_was_down_loses_only_what_its_owner_forgot(
     tmp_path: Path, owner: str | None, by: str | None, anew: str | None
 ) -> None:
-    """Of one id in a tier that was down nothing goes but what its owner forgot."""
+    """When a tier was down during a forget, it loses its copy of the id only if the forget covered the copy's owner."""
     past(tmp_path, "working", "x", owner=owner)
     down = {"working"}
     async with trial(CALM, folder=tmp_path, down=down) as fed:
@@ -164,7 +162,7 @@ async def test_a_tier_that_was_down_loses_only_what_its_owner_forgot(
         elif owner != anew:
             assert (shown, sorted(copies)) == ({"new": "episodic"}, ["episodic", "working"])
         else:
-            assert len(shown) == 1  # of two contents of what may be one record
+            assert len(shown) == 1  # either content: both may be of the same record
 
 
 async def test_who_forgets_a_record_of_theirs_forgets_no_other_owners_of_that_id(tmp_path: Path) -> None:
@@ -180,7 +178,7 @@ async def test_who_forgets_a_record_of_theirs_forgets_no_other_owners_of_that_id
 
 
 async def test_of_two_owners_records_of_one_id_one_is_quarantined(tmp_path: Path) -> None:
-    """Of two owners records of one id one is set aside until the other is forgotten."""
+    """Two owners have records with one id: one is quarantined until the other is forgotten."""
     past(tmp_path, "working", "x", "y", owner="a")
     down = {"working"}
     async with trial(CALM, folder=tmp_path, down=down) as fed:
@@ -198,7 +196,7 @@ async def test_of_two_owners_records_of_one_id_one_is_quarantined(tmp_path: Path
 
 
 async def test_a_scan_takes_a_copy_of_an_id_being_rewritten_for_the_forgotten(tmp_path: Path) -> None:
-    """What a scan finds while its id is written anew is what was forgotten."""
+    """A copy that a scan finds while its id is written again counts as the forgotten record."""
     past(tmp_path, "working", "x")
     down = {"working"}
     steer = Steered()
@@ -219,8 +217,6 @@ async def test_a_scan_takes_a_copy_of_an_id_being_rewritten_for_the_forgotten(tm
 async def test_an_abandoned_write_does_not_bring_back_the_forgotten_of_its_id(
     tmp_path: Path,
 ) -> None:
-    """What was forgotten does not come back in place of a write of its id that is given up."""
-
     async def forget_and_write(fed: Trial) -> None:
         plant(fed, "working", id="x", content="old")
         fed.federation.catalog.tiers.set_scanned("working", False)
@@ -310,7 +306,7 @@ async def test_what_all_has_earned_survives_a_clean_restart(tmp_path: Path) -> N
         await one_home_each(fed)
 
 
-# --- a tier that brings a past
+# --- a tier with earlier records
 
 
 def past(folder: Path, tier: str, *ids: str, owner: str | None = None) -> None:
@@ -325,7 +321,7 @@ async def a_store_that_brings_a_past(folder: Path) -> None:
     past(folder, "episodic", *(f"e{n:02d}" for n in range(11)))
     down = {"episodic"}
     async with trial(CALM, folder=folder, down=down) as fed:
-        # nobody knows it yet, and it is forgotten all the same
+        # the catalog does not have the record yet; the forget leaves a tombstone, so that the scan does not adopt it
         assert await fed.call("forget", ids=["e03"]) == {"forgotten": 0}
         with pytest.raises(A2MError):
             await fed.call("forget", tier="episodic")
@@ -401,7 +397,7 @@ async def test_a_move_does_not_go_to_a_tier_whose_past_is_not_accounted_for(tmp_
 async def test_only_the_record_that_a_tier_lost_meanwhile_is_missing(
     tmp_path: Path,
 ) -> None:
-    """A record that a tier has lost while the router was away is missed and nothing else."""
+    """Only the record that a tier lost while the router was not running is missing."""
     async with trial(CALM, folder=tmp_path) as fed:
         ids = await fed.remember("one", "two")
         lose(fed, "working", ids[0])
@@ -409,7 +405,7 @@ async def test_only_the_record_that_a_tier_lost_meanwhile_is_missing(
         assert contents(await fed.timeline()) == {"two": "working"}
 
 
-# --- whose files these are
+# --- the identity of stores and of the state file
 
 
 def exchange(folder: Path, tier: str) -> None:

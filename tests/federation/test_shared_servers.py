@@ -1,7 +1,7 @@
-"""Several federations on one lesser server: each finds all that is its own, whatever the others hold there.
+"""Several federations on one lifted server: each finds all of its records, whatever the others hold there.
 
-Another federation's records are left out of every answer of the server; so how many are left tells nothing of whether
-the answer was all. And whose the records are that a server holds must survive the loss of a catalog.
+The router removes other federations' records from every answer, so the number of records left does not show whether the
+answer was complete. The owner federation of a record must survive the loss of a catalog.
 """
 
 import json
@@ -45,7 +45,7 @@ SERVERS: Final[dict[str, Callable[[Path], CoreOnly]]] = {
     "searches by vectors": lambda path: CoreOnly(path, capabilities=("embeddings",)),
 }
 
-# where many are ours, a server that finds less than it is asked for is believed
+# TellsFew has no case with many records of ours: there the router accepts a short answer as complete
 MANY_AND_FEW: Final = [
     pytest.param(server, few, id=f"{name}, {'many' if few < len(OURS) else 'few'} of ours")
     for name, server in SERVERS.items()
@@ -54,7 +54,7 @@ MANY_AND_FEW: Final = [
 
 
 async def begin_empty(folder: Path, mix: Mix) -> None:
-    """Both federations take the server into their accounts while it is empty: what tells few at once is taken so."""
+    """Start both federations while the server is empty, so that a server that returns few records is accepted."""
     for name in ("ours", "theirs"):
         (folder / name).mkdir()
         async with trial(CALM, servers=mix, folder=folder / name):
@@ -71,14 +71,14 @@ async def write_ours(fed: Trial) -> list[str]:
 
 
 async def write_theirs(folder: Path, mix: Mix, *contents: str) -> None:
-    """Another federation writes more, and what is a better match."""
+    """Write records of the other federation: more than ours, and better matches."""
     async with trial(CALM, servers=mix, folder=folder / "theirs") as fed:
         contents = contents or tuple(f"apple {n}" for n in range(100))
         await fed.remember(*contents, tier="semantic", embedding=[1.0, 0.0])
 
 
 async def assert_all_is_found(fed: Trial, ids: list[str]) -> None:
-    """By every way of reading, and nothing of the others'."""
+    """Assert that every way of reading finds exactly the records `ids`."""
     for question in (
         {"query": "apple"},
         {"query": "apple", "tier": "semantic"},
@@ -117,7 +117,7 @@ async def test_all_that_is_ours_is_found_among_what_fills_the_servers_answers(
     mix = shared.mix()
     monkeypatch.setattr(lifted, "FEW", few)
     monkeypatch.setattr(candidates, "MOST", 60)
-    monkeypatch.setattr(lifted, "MOST", 60)  # their 100 records are more than a server is asked for
+    monkeypatch.setattr(lifted, "MOST", 60)  # the other federation's 100 records exceed what a server is asked for
     await begin_empty(tmp_path, mix)
     async with trial(CALM, servers=mix, folder=tmp_path / "ours") as fed:
         ids = await write_ours(fed)
@@ -150,7 +150,7 @@ async def test_an_answer_that_may_lack_some_of_ours_says_so(tmp_path: Path, monk
     mix = Shared(CoreOnly(tmp_path / "shared.db")).mix()
     monkeypatch.setattr(lifted, "FEW", 4)
     monkeypatch.setattr(candidates, "MOST", 12)
-    monkeypatch.setattr(lifted, "MOST", 12)  # ours are more than are asked for by their ids
+    monkeypatch.setattr(lifted, "MOST", 12)  # we have more records than the router reads by their ids
     await begin_empty(tmp_path, mix)
     async with trial(CALM, servers=mix, folder=tmp_path / "ours") as fed:
         await write_ours(fed)
@@ -167,7 +167,7 @@ async def test_an_answer_that_may_lack_some_of_ours_says_so(tmp_path: Path, monk
 async def test_all_that_is_ours_is_found_in_a_store_shared_over_http(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It tells its records in pages, some of which are another federation's alone; and how many they are."""
+    """The store returns its records in pages, some of them with records of the other federation only."""
     remote = 'kind = "semantic"\nurl = "http://127.0.0.1:9/"\n'
     settings = settings_of(FOUR_TIERS.replace('kind = "semantic"\ncommand = ["-"]\n', remote), policy="explicit")
     ids: list[str] = []
@@ -199,11 +199,11 @@ async def test_a_scan_that_others_records_fill_is_not_taken_for_the_whole(tmp_pa
         assert {record["id"] for record in await fed.timeline()} == set(ids)
 
 
-# --- what is read by its id
+# --- reads by id
 
 
 async def test_anothers_records_of_our_ids_do_not_hide_ours(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A server tells 20 at once: of 50 ids, those that others have taken first."""
+    """The server returns 20 records a call, those of the other federation first when asked for 50 ids."""
     shared = Shared(TellsFew(tmp_path / "shared.db"))
     await begin_empty(tmp_path, shared.mix())
     async with trial(CALM, servers=shared.mix(), folder=tmp_path / "ours") as fed:
@@ -221,8 +221,6 @@ async def test_anothers_records_of_our_ids_do_not_hide_ours(tmp_path: Path, capl
 
 
 async def test_a_server_that_answers_others_records_for_our_ids_has_lost_none(tmp_path: Path) -> None:
-    """A server that answers others records for the ids of ours has lost none."""
-
     class IgnoresWhere(CoreOnly):
         ignores = False
 
@@ -244,7 +242,7 @@ async def test_a_server_that_answers_others_records_for_our_ids_has_lost_none(tm
         assert fed.federation.catalog.records.count("semantic") == len(ids)
 
 
-# --- whose the records are
+# --- the federation of a record
 
 
 ALL_LESSER: Final = dict.fromkeys(TIERS, Foreign())
@@ -264,14 +262,13 @@ async def refused_rebuild(folder: Path, mix: Mix, **how: Any) -> str:
 
 
 def same_server_behind_all(server: CoreOnly) -> Mix:
-    """A federation of lesser servers alone: its own, and one that it shares."""
+    """Return a mix of lifted servers: each tier has its own, and semantic a shared one."""
     return {**ALL_LESSER, **Shared(server).mix()}
 
 
 async def test_lifted_servers_without_their_catalog_do_not_start_empty(
     tmp_path: Path,
 ) -> None:
-    """A federation of lesser servers whose catalog was lost does not start as an empty one."""
     async with trial(CALM, servers=ALL_LESSER, folder=tmp_path) as fed:
         await fed.remember("a", "b", "c", tier="semantic")
         lost = fed.federation.catalog.lineage.federation
@@ -310,7 +307,6 @@ async def test_a_tier_that_comes_up_late_is_not_taken_for_an_empty_one(tmp_path:
 
 
 async def test_a_new_federation_begins_on_a_shared_server_when_told_to(tmp_path: Path) -> None:
-    """A new federation of lesser servers begins on a shared one when it says so."""
     mix = same_server_behind_all(CoreOnly(tmp_path / "shared.db"))
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
@@ -346,7 +342,7 @@ async def test_a_federation_that_has_had_a_record_is_no_lost_one(tmp_path: Path,
 
 
 async def two_on_one_server(folder: Path, ours: int, theirs: int, *, natives: bool) -> tuple[Mix, str, str]:
-    """Two federations that have written so many records to the server that they share; and their ids."""
+    """Let two federations write `ours` and `theirs` records to a shared server; return the mix and their ids."""
     shared = Shared(CoreOnly(folder / "shared.db")).mix()
     mix = shared if natives else {**ALL_LESSER, **shared}
     await begin_empty(folder, mix)
@@ -360,7 +356,7 @@ async def two_on_one_server(folder: Path, ours: int, theirs: int, *, natives: bo
 
 
 async def seen(folder: Path, mix: Mix) -> dict[str, int]:
-    """How many of each federation's records are shown."""
+    """Return how many records of each federation the router shows."""
     async with trial(CALM, servers=mix, folder=folder) as fed:
         return Counter(content.partition(" ")[0] for content in contents(await fed.timeline()))
 
@@ -394,12 +390,12 @@ async def test_a_rebuild_asks_whose_the_records_are_where_nobody_can_tell(
     await refused_rebuild(folder, mix)
     await heal(folder, mix, adopt=True)
     assert await seen(folder, mix) == {"ours": ours, "theirs": theirs}
-    await heal(folder, mix)  # what was adopted counts as ours
+    await heal(folder, mix)  # adopted records count as ours
     assert await seen(folder, mix) == {"ours": ours, "theirs": theirs}
 
 
 async def test_a_rebuild_without_a_catalog_takes_the_id_that_most_records_bear(tmp_path: Path) -> None:
-    """A rebuild without a catalog takes what most bear and asks where two do."""
+    """A rebuild without a catalog takes the federation id that most records have; in a tie it asks."""
     for count in (1, 2):
         (tmp_path / f"{count}").mkdir()
         mix, _, their_id = await two_on_one_server(tmp_path / f"{count}", count, 2, natives=False)
@@ -447,7 +443,6 @@ async def test_a_damaged_catalog_tells_what_was_adopted(tmp_path: Path, monkeypa
 
 @pytest.mark.process
 def test_a_start_without_the_catalog_is_refused_and_the_ways_out_work(tmp_path: Path) -> None:
-    """A start without the catalog of lesser servers is refused and the ways out work."""
     config = tmp_path / "federation.toml"
     server = [sys.executable, "-m", "tests.servers.core_only", "--file"]
     commands = {tier: json.dumps([*server, str(tmp_path / tier)]) for tier in ("working", "semantic")}

@@ -1,5 +1,6 @@
-"""An answer of a tier that may be shorter than the truth is not taken for the whole: one that is cut at what a message
-or a call may hold, and one of a tier that has lost what it should hold."""
+"""The router does not take a short answer of a tier for a complete one: an answer that a limit on messages or calls cut
+off, or an answer of a tier that has lost records.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,7 +21,6 @@ SETTINGS = settings_of(FOUR_TIERS, policy="explicit")
 async def test_a_forget_by_query_of_more_than_an_answer_holds_is_rejected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A forget by query is refused where an answer of all that it means would be too long."""
     async with trial(SETTINGS) as fed:
         ids = await fed.remember(*["alpha"] * 20, tier="semantic")
         with monkeypatch.context() as patch:
@@ -33,7 +33,7 @@ async def test_a_forget_by_query_of_more_than_an_answer_holds_is_rejected(
 
 
 async def test_what_a_short_answer_left_out_is_asked_for(tmp_path: Path) -> None:
-    """What a server that tells few at once left out is asked for and not given up."""
+    """A server that returns few records a call is called again for the rest; its records are not given up as lost."""
     servers = {"semantic": Foreign(kind=TellsFew)}
     async with trial(SETTINGS, folder=tmp_path, servers=servers) as fed:
         ids = await fed.remember(*["alpha"] * 50, tier="semantic")
@@ -46,7 +46,7 @@ async def test_what_a_short_answer_left_out_is_asked_for(tmp_path: Path) -> None
 async def test_a_tier_whose_sessions_are_cut_short_is_not_accounted_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A tier is not accounted for where a session is cut at what its server tells at once."""
+    """A tier counts as not scanned where its server's limit cuts the answer for one session."""
 
     class InSessions(CoreOnly):
         def __init__(self, path: Path | None = None, **chosen: Any) -> None:
@@ -66,7 +66,7 @@ async def test_a_tier_whose_sessions_are_cut_short_is_not_accounted_for(
             return {"records": super().timeline(params)["records"][-15:]}
 
     server = Foreign(kind=InSessions, capabilities=("sessions",), limits={"max_recall_limit": 15})
-    # all at once does not fit, so it is read session by session
+    # the whole timeline does not fit into an answer, so the scan reads one session after the other
     too_long(monkeypatch, lambda method, params: method == "memory/timeline" and params.where is None)
     async with trial(SETTINGS, servers={"semantic": server}) as fed:
         found = await fed.call("timeline")
@@ -74,7 +74,7 @@ async def test_a_tier_whose_sessions_are_cut_short_is_not_accounted_for(
 
 
 async def test_a_timelines_limit_is_filled_past_what_belongs_to_others() -> None:
-    """A timelines limit is filled where most of a read only tier belongs to others."""
+    """A timeline reaches its limit although most records of a read-only tier belong to other owners."""
     pages = [
         {
             "id": f"r{n}",

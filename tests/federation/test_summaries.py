@@ -1,4 +1,4 @@
-"""memory/summarize in the federation (§4.15): what is read, where the summary goes, and what may change meanwhile."""
+"""memory/summarize in the federation (§4.15): what it reads, the tier of the summary, and concurrent changes."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
@@ -41,11 +41,11 @@ ALL_MAY_PUBLISH = settings_of(ALL_MAY_PUBLISH_TEXT, policy="explicit")
 
 
 async def everything(fed: Trial) -> list[dict[str, Any]]:
-    """Every record with all that the router counts."""
+    """Return every record with all that the router counts."""
     return await fed.timeline(embeddings=True)
 
 
-# --- what is read
+# --- which records are read
 
 MEMORY: list[dict[str, Any]] = [
     {"id": "1", "content": "the shop opens early", "role": "user", "key": "shop/hours"},
@@ -80,7 +80,6 @@ SELECTORS: list[tuple[dict[str, Any], str]] = [
 
 @anyio_test
 async def test_each_selector_reads_its_records_by_time_and_says_how_many() -> None:
-    """Each selector reads what it means by time and the answer says how much."""
     thinker = Thinker()
     async with thinking(thinker) as fed:
         await fed.call("remember", records=MEMORY)
@@ -120,7 +119,7 @@ NOTHING_NAMED: list[dict[str, Any]] = [
 
 @anyio_test
 async def test_a_call_that_selects_nothing_is_rejected_in_a_sentence() -> None:
-    """A call that names nothing or what is not there is refused with a sentence that says so."""
+    """A call that selects nothing, or names something unknown, is rejected with a message that names the parameter."""
     thinker = Thinker()
     async with thinking(thinker) as fed:
         await fed.call("remember", records=MEMORY)
@@ -152,7 +151,7 @@ async def test_the_sources_stay_as_they_are_and_are_not_counted_as_recalled() ->
         assert [record for record in await everything(fed) if record["id"] in ids] == seen
 
 
-# --- where it goes
+# --- which tier the summary goes to
 
 
 @anyio_test
@@ -171,7 +170,7 @@ async def test_the_summary_goes_into_the_semantic_tier_unless_another_is_named()
 @anyio_test
 @pytest.mark.parametrize("thinker", [Thinker(), Thinker(model="small"), None], ids=["by hand", "a model", "extracts"])
 async def test_a_private_summary_goes_to_a_shared_tier_only_when_told_to(thinker: Thinker | None) -> None:
-    """Though the policy may publish all of it."""
+    """This holds although the policy may publish from every tier."""
     async with thinking(thinker or Extracts(threads=False), ALL_MAY_PUBLISH) as fed:
         said = "Ada keeps bread in the shop. Tea is sold on Monday in Ghent."
         mine = await fed.remember(said, said[::-1].title() + ".", session="s", owner="a")
@@ -211,7 +210,6 @@ async def test_a_private_summary_goes_to_a_shared_tier_only_when_told_to(thinker
 async def test_a_private_summary_goes_to_the_most_semantic_private_tier(
     kinds: dict[str, str], tier: str | None
 ) -> None:
-    """What is private goes to the private tier that is most like the semantic one."""
     text = "\n".join(f'[tiers.{name}]\nkind = "{kind}"\ncommand = ["-"]' for name, kind in kinds.items())
     text = text.replace("[tiers.a]", "[tiers.a]\nshared = true")
     thinker = Thinker()
@@ -230,7 +228,6 @@ async def test_a_private_summary_goes_to_the_most_semantic_private_tier(
 
 @anyio_test
 async def test_a_shared_page_is_replaced_by_private_text_only_when_told_to() -> None:
-    """A page in a shared tier is replaced by what is private only where the caller says so."""
     thinker = Thinker()
     async with thinking(thinker, ALL_MAY_PUBLISH) as fed:
         [id] = await fed.remember("a secret", owner="a")
@@ -245,7 +242,7 @@ async def test_a_shared_page_is_replaced_by_private_text_only_when_told_to() -> 
 
 @anyio_test
 async def test_what_the_policy_may_publish_is_still_published() -> None:
-    """What the file says that the policy may publish is still published on its way."""
+    """The policy still publishes records as the configuration file permits."""
     distilling = ALL_MAY_PUBLISH_TEXT.replace("capacity = 6\n", "capacity = 1\ndistil = true\n")
     async with thinking(Thinker(), settings_of(distilling, policy="explicit")) as fed:
         await fed.remember("one two", "three four", tier="episodic", owner="a")
@@ -268,7 +265,6 @@ async def test_the_metadata_says_what_it_is_of_and_by_which_model() -> None:
 
 @anyio_test
 async def test_a_key_is_a_page_that_is_replaced_where_it_is() -> None:
-    """A key is a page that is written once and then replaced where it is."""
     async with thinking(Thinker()) as fed:
         ids = await fed.remember("one", "two")
         [first] = (await fed.call("summarize", ids=ids[:1], key="page", into="episodic"))["records"]
@@ -298,7 +294,7 @@ async def test_the_same_key_of_another_owner_or_of_nobody_is_another_page() -> N
 
 @anyio_test
 async def test_the_summary_is_its_callers_else_its_records_one_owners() -> None:
-    """The summary is its callers else the one owners whose records it is of."""
+    """The summary belongs to its caller; without an owner in the call, to the one owner of its records."""
     async with thinking(Thinker()) as fed:
         a, b, nobody = [(await fed.remember(f"{owner}'s", owner=owner))[0] for owner in ("a", "b", None)]
         error = await refused(fed.call("summarize", ids=[a, b]), Code.INVALID_PARAMS)
@@ -332,7 +328,7 @@ async def test_the_summary_is_an_ordinary_record() -> None:
         assert_nothing_under_way(fed)
 
 
-# --- what it says
+# --- what the summary contains
 
 words = st.sampled_from(["Ada", "keeps", "sells", "bread", "tea", "shop", "Ghent", "Monday", "12", "and", "the", "店"])
 statements = st.lists(words, min_size=1, max_size=9).map(lambda said: f"{' '.join(said)}.")
@@ -342,7 +338,7 @@ texts = st.lists(statements | st.text(max_size=20), max_size=6).map(" ".join)
 @settings(max_examples=scaled(6))
 @given(st.lists(texts, min_size=1, max_size=6))
 def test_an_extract_has_only_lines_of_its_sources(said: list[str]) -> None:
-    """An extract says only lines of its sources and where it declines nothing changes."""
+    """An extract consists of lines of its sources; where it writes nothing, no record changes."""
 
     async def scenario() -> None:
         async with trial(CALM) as fed:
@@ -469,11 +465,11 @@ async def test_a_record_without_a_key_may_have_come_with_any_revision() -> None:
         assert (await fed.call("summarize", ids=ids))["written"] == 1
 
 
-# --- while it thinks
+# --- changes while the reasoner works
 
 Change = Callable[[Trial], Awaitable[Any]]
 
-# what others do meanwhile; the sources that are left
+# changes by others meanwhile, and the sources that remain
 CHANGES: dict[str, tuple[Change, list[str]]] = {
     "a source is replaced": (lambda fed: fed.remember("new one", key="source"), ["new one", "two"]),
     "a source is forgotten": (lambda fed: fed.call("forget", ids=["2"]), ["one"]),
@@ -482,7 +478,7 @@ CHANGES: dict[str, tuple[Change, list[str]]] = {
 
 OLD_PAGE = {"id": "p", "content": "old page", "key": "page", "tier": "semantic"}
 
-# what others make of the page meanwhile; what the error says of it
+# changes of the page by others meanwhile, and what the error says about the page
 EDITS: dict[str, tuple[Change, str]] = {
     "edited": (lambda fed: fed.remember("newer", key="page"), "was edited"),
     "replaced by the same content": (lambda fed: fed.remember("old page", key="page"), "was edited"),
@@ -517,7 +513,7 @@ async def summarize_both(fed: Trial) -> Any:
 
 
 async def assert_only_the_second_thought(fed: Trial, answer: Any, left: list[str], revision: int) -> None:
-    """The page is of what is left, nothing else was ever stored, and nothing is under way."""
+    """Assert that the page summarizes what is left, nothing else was stored, and nothing is under way."""
     gist = "gist of " + ", ".join(left)
     [record] = answer["records"]
     assert (record["content"], record["revision"], answer["read"]) == (gist, revision, len(left))
@@ -538,7 +534,7 @@ async def test_what_is_changed_while_it_thinks_is_thought_anew(change: str) -> N
         stop = thinker.stop()
         call = Task(tasks, lambda: summarize_both(fed))
         await stop.reached.wait()
-        await act(fed)  # nothing is locked: it goes through while the thought goes on
+        await act(fed)  # nothing is locked: the change is carried out while the reasoner works
         assert not call.done
         stop.release()
         await assert_only_the_second_thought(fed, await call.ended(), left, 1)
@@ -546,7 +542,7 @@ async def test_what_is_changed_while_it_thinks_is_thought_anew(change: str) -> N
 
 
 async def assert_the_edit_stays(fed: Trial, call: Task, before: list[dict[str, Any]], what: str) -> None:
-    """The call fails, and everything is as it was before that, and nothing is under way."""
+    """Assert that the call fails, that it changed nothing, and that nothing is under way."""
     error = await refused(call.ended(), Code.INTERNAL_ERROR)
     assert error.data == {"reason": "changing", "retry_after": 1.0}
     assert all(word in error.message for word in ("'page'", what, "nothing was written"))
@@ -591,7 +587,7 @@ async def test_a_page_that_is_made_while_it_thinks_stays_as_it_is() -> None:
 
 @anyio_test
 async def test_a_page_that_is_edited_while_it_is_summarized_stays() -> None:
-    """A page that is edited while the sources are read or are thought of anew stays as it is."""
+    """A page keeps an edit that is made while the sources are read, for the first time or again."""
     thinker, steer = Thinker(), Steered()
     async with thinking(thinker, weather=steer) as fed, anyio.create_task_group() as tasks:
         await sources_and_page(fed)
@@ -643,7 +639,7 @@ async def test_the_page_of_another_owner_may_be_edited_meanwhile() -> None:
     async with thinking(thinker) as fed, anyio.create_task_group() as tasks:
         [id] = await fed.remember("fact", owner="a")
         stop = thinker.stop()
-        call = Task(tasks, lambda: fed.call("summarize", ids=[id], key="page"))  # it is to be a's
+        call = Task(tasks, lambda: fed.call("summarize", ids=[id], key="page"))  # the summary will belong to a
         await stop.reached.wait()
         for owner in ("b", None):
             await fed.remember("another page", key="page", owner=owner)
@@ -688,7 +684,7 @@ async def test_what_is_forgotten_while_the_summary_is_being_written_is_not_in_it
 async def test_a_page_is_true_before_its_tier_has_it(
     forgotten: str,
 ) -> None:
-    """A page is true before its tier has it and what is forgotten then was forgotten after it."""
+    """A page is shown before its tier has it. A record forgotten in that state stays forgotten."""
     steer = Steered()
     async with thinking(Thinker(), weather=steer) as fed, anyio.create_task_group() as tasks:
         await sources_and_page(fed)
@@ -728,7 +724,6 @@ async def test_what_never_stops_changing_is_given_up_and_nothing_is_written() ->
 
 @anyio_test
 async def test_a_record_replaced_while_it_is_read_is_not_summarized_as_it_was() -> None:
-    """A record that is replaced while it is read is not summarized as it was."""
     thinker, steer = Thinker(), Steered()
     async with thinking(thinker, weather=steer) as fed, anyio.create_task_group() as tasks:
         await sources_and_page(fed)
@@ -743,7 +738,6 @@ async def test_a_record_replaced_while_it_is_read_is_not_summarized_as_it_was() 
 
 @anyio_test
 async def test_a_source_that_leaves_the_callers_sight_meanwhile_is_left_out() -> None:
-    """A source that leaves the callers sight while it thinks is left out."""
     thinker = Thinker()
     async with thinking(thinker) as fed, anyio.create_task_group() as tasks:
         [shared] = await fed.remember("published", owner="b", tier="procedural", key="k")

@@ -1,4 +1,4 @@
-"""When a tier refuses, loses or answers too much: what the caller sees, and that nothing else suffers from it."""
+"""A tier refuses, loses records or answers too much: what the caller sees, and that nothing else is affected."""
 
 import errno
 import logging
@@ -41,7 +41,7 @@ Go = Callable[[], Awaitable[bytes | None]]
 
 
 class Refusing:
-    """Answers some messages to tiers with an error: what `says(tier, method, params)` gives, or None to let it go."""
+    """Answer messages to tiers with the error that `says(tier, method, params)` returns; None lets the message pass."""
 
     def __init__(self, says: Callable[[str, str, dict[str, Any]], A2MError | None]) -> None:
         self.says = says
@@ -104,12 +104,12 @@ async def test_why_a_record_does_not_move_is_said_once_however_often_it_is_tried
 
     async with trial(settings_of(policy="explicit"), weather=Refusing(says)) as fed:
         ids = await fed.remember("poison", "venom", session="s")
-        for number in range(3):  # others pass them by meanwhile
+        for number in range(3):  # later records move past them
             await fed.remember(*[f"turn {number} {n}" for n in range(5)], session="s")
             await fed.call("consolidate")
         [told] = said_of_moves(caplog)
         lines = {f"move=working->episodic records not moved: {id!r}: full": id for id in ids}
-        # the other record that stays is told when this one is not there any more
+        # the router logs the other record that stays only when the first one is gone
         await fed.call("forget", ids=[lines.pop(told)])
         await fed.remember("another", "and another", session="s")
         await fed.call("consolidate")
@@ -123,7 +123,6 @@ async def test_why_a_record_does_not_move_is_said_once_however_often_it_is_tried
 async def test_a_server_with_ever_new_refusals_does_not_fill_the_log(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A server that words each refusal differently does not fill the log."""
     caplog.set_level(logging.INFO)
     numbers = count()
 
@@ -207,7 +206,7 @@ async def test_a_record_that_its_tier_has_lost_does_not_keep_its_bucket_full() -
 
 
 async def test_a_replacement_that_its_tier_refuses_is_true_until_it_catches_up() -> None:
-    """A replacement that its tier refuses is true and the tier catches up."""
+    """A replacement that its tier refuses is true at once, and the tier gets it later."""
     broken = True
 
     def says(tier: str, method: str, params: dict[str, Any]) -> A2MError | None:
@@ -242,7 +241,7 @@ async def test_a_disk_that_fails_keeps_no_claim(monkeypatch: pytest.MonkeyPatch)
 
 
 class FullDisk:
-    """Makes changes of the catalog fail for want of room, for as long as it is `full`."""
+    """While `full`, makes the given changes of the catalog fail with a full disk."""
 
     def __init__(self, patch: pytest.MonkeyPatch, *changes: str) -> None:
         self.full = True
@@ -268,7 +267,7 @@ async def test_a_write_that_failed_for_want_of_room_is_undone_when_there_is_some
             await fed.call("remember", records=[record])
         assert failure.value.data == {"reason": "disk full"}
         assert await fed.timeline() == []
-        # as long as nobody can note what is to become of its copy, nobody else writes it
+        # the claims of the write are held until the catalog can note that its copy is unwanted
         assert has_claims(fed)
         disk.full = False
         await fed.settled()
@@ -332,12 +331,12 @@ async def test_a_move_that_failed_for_want_of_room_is_undone_when_there_is_some(
 async def test_a_write_that_was_rejected_stays_so_after_an_orderly_shutdown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was said to be unwritten stays so when the router is ended in order."""
+    """A write that was reported as not written stays so after an orderly shutdown."""
     async with trial(settings_of(policy="explicit"), folder=tmp_path) as fed:
         disk = FullDisk(monkeypatch, "commit_write", "abandon")
         with pytest.raises(A2MError, match="nothing was written"):
             await fed.remember("a")
-        disk.full = False  # the router is ended before it has tried again
+        disk.full = False  # the router shuts down before it has retried
     async with trial(settings_of(policy="explicit"), folder=tmp_path) as fed:
         assert await fed.timeline() == []
 
@@ -372,7 +371,7 @@ async def test_a_promotion_that_is_called_off_is_told_as_far_as_it_went(monkeypa
     async with trial(settings_of(policy="explicit")) as fed, anyio.create_task_group() as tasks:
         ids = await fed.remember("a", "b")
         cursor = (await fed.call("events"))["cursor"]
-        # the second one's claim is somebody else's
+        # another change holds the claim of the second record
         claim = await fed.federation.catalog.claims.take([id_name(ids[1])])
         call = anyio.CancelScope()
         promoting = fed.federation.methods["memory/promote"].handler
@@ -394,7 +393,6 @@ async def test_a_promotion_that_is_called_off_is_told_as_far_as_it_went(monkeypa
 
 
 async def test_a_cancelled_sweep_keeps_its_claims_while_its_forget_may_land() -> None:
-    """A sweep that is called off lets no claim go while its forget may land."""
     steer = Steered()
     async with trial(settings_of(policy="explicit"), weather=steer) as fed, anyio.create_task_group() as tasks:
         ids = await fed.remember("a")
@@ -402,7 +400,7 @@ async def test_a_cancelled_sweep_keeps_its_claims_while_its_forget_may_land() ->
         sweep = anyio.CancelScope()
 
         async def welcome() -> None:
-            with sweep:  # as that of a tier's welcome, which its next coming up cancels
+            with sweep:  # like the sweep of a tier's welcome, which is cancelled when the tier comes up again
                 await fed.federation.reconciler.remove_strays("working")
 
         fed.federation.catalog.forget(ids, Scope(), fed.clock())
@@ -474,7 +472,7 @@ async def test_what_no_chosen_ranking_places_is_found_all_the_same() -> None:
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_a_forget_of_more_than_a_tier_can_list_is_rejected() -> None:
-    """Forgetting more than a tier can tell is refused and forgets nothing."""
+    """A forget of more records than a tier can list in one answer is rejected and forgets nothing."""
     async with trial() as fed:
         for batch in range(5):
             await fed.remember(*[f"pears {batch} {n}" for n in range(1000)], tier="semantic")
@@ -497,7 +495,6 @@ async def test_answers_that_would_be_too_long_are_asked_for_in_parts() -> None:
 
 
 async def test_a_scoped_forget_of_an_unknown_id_costs_no_other_owner_a_record() -> None:
-    """Scoped forgetting of an unknown id does not cost another owner a record."""
     async with trial() as fed:
         catalog = fed.federation.catalog
         catalog.tiers.set_scanned("semantic", False)
@@ -542,7 +539,7 @@ async def test_copies_that_wait_to_be_removed_do_not_hide_what_is_there() -> Non
     async with trial() as fed:
         ids = await fed.remember(*["apple apple apple"] * 200, tier="semantic")
         await fed.remember("one apple among other fruit", tier="semantic")
-        with fed.federation.catalog.reads.reading():  # while this read is under way no copy goes
+        with fed.federation.catalog.reads.reading():  # no copy is deleted while this read is under way
             await fed.call("forget", ids=ids)
             found = (await fed.call("recall", query="apple", limit=2))["records"]
         assert [record["content"] for record in found] == ["one apple among other fruit"]
@@ -600,7 +597,7 @@ async def test_a_key_whose_record_its_tier_has_lost_can_be_written_again() -> No
 
 
 async def test_a_pass_that_is_told_to_end_does_not_begin_another_round() -> None:
-    """A round moves 200 records, whatever becomes of who has asked for it."""
+    """A round moves 200 records, even if its caller no longer wants them."""
     steer = Steered()
     async with trial(settings_of(policy="explicit"), weather=steer) as fed, anyio.create_task_group() as tasks:
         await fed.call("remember", records=[{"content": f"note {number}", "session": "s"} for number in range(450)])

@@ -1,7 +1,7 @@
-"""What a lesser server returns otherwise than it was given, after it had once kept it, is never taken for the record.
+"""A lifted server that begins to return altered data: the router never takes such a copy for the record.
 
-It loses the rider, or alters the content, or comes to select by something else. Nothing is lost for that, what is shown
-is true, and the answer says what is missing.
+The server loses the rider, alters the content, or selects by altered values. No record is lost, the records shown are
+true, and the answer names the tier whose records are missing.
 """
 
 import json
@@ -35,13 +35,13 @@ command = ["-"]
 
 
 class Switched(Habitual):
-    """A server that alters records while its class is on."""
+    """A server that alters records while its class attribute `on` is True."""
 
     on = False
 
 
 def changing(*ways: str) -> type[Switched]:
-    """A kind of server that does these things to what it returns, from when its `on` is set."""
+    """Return a class of server that alters its records in these ways while its attribute `on` is True."""
 
     class Changing(Switched):
         def told(self, record: Record) -> Record:
@@ -62,7 +62,7 @@ def changing(*ways: str) -> type[Switched]:
 
 @pytest.mark.parametrize("way", ["content", "rider"])
 async def test_a_true_copy_stays_until_its_record_is_read_unaltered_at_home(way: str, tmp_path: Path) -> None:
-    """A true copy stays until its record is read at home as it should be."""
+    """A copy as it was written stays until its record is read unaltered at its home."""
     kind = changing(way)
     steer = Steered()
     servers = {"semantic": Foreign(kind=kind)}
@@ -91,7 +91,7 @@ async def test_a_known_write_is_not_answered_for_what_its_tier_returns_altered(w
 
 
 async def test_a_lost_record_that_is_written_anew_is_read_back() -> None:
-    """A known record that its tier has lost is seen to be kept when it is written anew."""
+    """When a known record that its tier has lost is written again, the router reads it back."""
     kind = changing("trim")
     async with trial(settings_of(ONE), servers={"working": Foreign(kind=kind)}) as fed:
         record = {"id": "a", "content": "a light "}
@@ -170,13 +170,13 @@ async def test_a_record_with_an_odd_date_is_taken_into_the_account(born: Any, ta
 
 
 async def selected(fed: Trial, where: dict[str, Any]) -> None:
-    """Conditions find the record in every method, and a forget by them forgets it."""
+    """Assert that timeline finds the record by the condition, and that forget by it forgets the record."""
     assert [each["id"] for each in await fed.timeline(where=where)] == ["a"]
     assert await fed.call("forget", where=where) == {"forgotten": 1}
 
 
 async def test_a_server_that_begins_to_alter_metadata_hides_nothing() -> None:
-    """A server that comes to alter metadata hides nothing from a timeline or a forget."""
+    """A server that begins to alter metadata hides no record from a timeline or a forget."""
     async with trial(settings_of(ONE), servers={"working": Foreign()}) as fed:
         await fed.remember("a light", id="a", metadata={"topic": "Light"})
         server = fed.servers["working"]

@@ -1,8 +1,7 @@
-"""The arrows of the house: who may import whom, and what the pure rooms must never touch.
+"""The import rules: which room may import which, and what the pure rooms must never use.
 
-ARROWS is the one table. A room is a folder of `a2m_router`, or a package beside it, with all that is in it; what it may
-import of ours stands beside it, and nothing else of ours may be imported there. Every import counts, inside functions
-too.
+ARROWS is the one table of permitted imports. A room is a folder of `a2m_router`, or a package beside it, with all its
+modules. A room may import only the rooms that its entry names. Imports inside functions count, too.
 """
 
 import ast
@@ -19,13 +18,13 @@ PACKAGES = (ROUTER, "a2m_store", "a2m_rag", "a2m_chaos")
 
 
 def rooms(*names: str) -> set[str]:
-    """Rooms of the router by their names there."""
+    """Return the full names of rooms of the router."""
     return {f"{ROUTER}.{name}" for name in names}
 
 
 SERVER = {"process", "protocol.wire", "protocol.server"}
 
-# from the bottom of the house to its top; every arrow points to a line above its own
+# in order of dependency: every room imports only rooms of earlier lines
 ARROWS: dict[str, set[str]] = {
     "a2m_router.process": set(),
     "a2m_router.protocol.wire": set(),
@@ -58,7 +57,7 @@ ARROWS: dict[str, set[str]] = {
         ROUTER,
         *rooms("config", "daemon", "storage", "tiers", "protocol.client", *SERVER),
     },
-    # `a2m-router --backup` is `a2m backup`
+    # `a2m-router --backup` runs the code of `a2m backup`
     "a2m_router.daemon.cli": {
         ROUTER,
         *rooms("command", "config", "daemon", "placement", "storage", "tiers", "protocol.client", *SERVER),
@@ -69,7 +68,7 @@ ARROWS: dict[str, set[str]] = {
     "a2m_chaos": {ROUTER, *rooms("config", "protocol.client", *SERVER)},
 }
 
-# no I/O, and no clock: time comes in as an argument
+# no I/O and no clock: times are arguments
 PURE = {
     *rooms("ranking.policy", "ranking.fusion", "ranking.text", "summaries.rendering", "summaries.reasoning"),
     *rooms("protocol.server.http_addressing", "protocol.server.http_limits", "protocol.server.vectors"),
@@ -87,7 +86,7 @@ IMPURE = {
 }
 IMPURE_CALLS = {"open", "print", "input", "now", "utcnow", "today"}
 
-# where uvicorn serves HTTP, in an HTTP link's transport, and where a task starts that no other one waits for
+# modules that may import asyncio: they serve HTTP, carry HTTP links, or start tasks that no other task waits for
 ASYNCIO = {
     "a2m_router.protocol.server.http",
     "a2m_router.protocol.server.http_connection",
@@ -98,13 +97,13 @@ ASYNCIO = {
 
 @cache
 def nodes(source: str) -> tuple[ast.AST, ...]:
-    """Return all that a module's source is made of."""
+    """Return all nodes of a module's syntax tree."""
     return tuple(ast.walk(ast.parse(source)))
 
 
 @cache
 def modules() -> dict[str, str]:
-    """The source of every module of ours, by its dotted name."""
+    """Return the source of every module of ours, by its dotted name."""
     found = {}
     for root in ("router", "backends"):
         for path in sorted((ROOT / root).rglob("*.py")):
@@ -117,13 +116,13 @@ MODULES = modules()
 
 
 def room(module: str) -> str | None:
-    """The room a module is in: the longest name in ARROWS that it is, or lies in. A root holds only itself."""
+    """Return the room of a module: the longest name in ARROWS that contains it. A root contains only itself."""
     names = [module.rsplit(".", cut)[0] for cut in range(module.count(".") + 1)]
     return next((name for name in names if name in ARROWS and (name != ROUTER or module == ROUTER)), None)
 
 
 def imported(module: str, source: str) -> Iterator[str]:
-    """The dotted name of all that a module imports; `from package import module` is the module."""
+    """Yield the dotted name of every import of a module; `from package import module` yields the module."""
     for node in nodes(source):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -148,12 +147,12 @@ def modules_of_tests() -> dict[str, str]:
     }
 
 
-# the whole statement, in parentheses or not; to parse all tests would take seconds
+# the whole import statement, with or without parentheses; parsing all tests would take seconds
 IMPORT = re.compile(r"^[ \t]*(?:from\s+([\w.]+)\s+import\s+(\([^)]*\)|.*)|import\s+(.*))$", re.MULTILINE)
 
 
 def imports_of_test_modules(module: str, source: str) -> list[str]:
-    """Return what a module imports of test modules, as sentences."""
+    """Return the imports of test modules in a module, as sentences."""
     found = []
     for package, names, modules in IMPORT.findall(source):
         parts = [*package.split("."), *re.findall(r"\w+", names), *re.findall(r"\w+", modules)]
@@ -162,7 +161,7 @@ def imports_of_test_modules(module: str, source: str) -> list[str]:
 
 
 def crossings(module: str, source: str) -> list[str]:
-    """What a module imports of ours and may not, as sentences."""
+    """Return the imports of a module that ARROWS does not permit, as sentences."""
     here = room(module)
     assert here is not None, f"{module} is in no room"
     return [
@@ -173,7 +172,7 @@ def crossings(module: str, source: str) -> list[str]:
 
 
 def impurities(module: str, source: str) -> list[str]:
-    """What a pure module reaches out with, as sentences."""
+    """Return the impure imports and calls of a pure module, as sentences."""
     found = [f"{module} imports {name}" for name in imported(module, source) if name.partition(".")[0] in IMPURE]
     for node in nodes(source):
         if isinstance(node, ast.Call):
@@ -265,7 +264,7 @@ def test_a_pure_module_that_reaches_out_is_caught(source: str) -> None:
 
 
 def test_no_module_imports_a_test_module() -> None:
-    """What several tests use is in tests/support."""
+    """Code that several tests use belongs in tests/support."""
     assert [
         each for module, source in modules_of_tests().items() for each in imports_of_test_modules(module, source)
     ] == []

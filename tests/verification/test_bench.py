@@ -1,4 +1,5 @@
-"""That the benches of bad times start, and what they make of what they see; what they measure is not judged here."""
+"""The benchmarks of bad conditions start, and evaluate their observations correctly. Their measurements do not
+matter."""
 
 import pytest
 
@@ -62,7 +63,7 @@ def test_a_tier_that_hangs_must_cost_the_others_little(
     assert said in printed
 
 
-# --- more than it can carry
+# --- overload
 
 
 @pytest.mark.parametrize(

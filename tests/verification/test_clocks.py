@@ -1,4 +1,5 @@
-"""The clock that jumps: who waits by yielding is found, and who looks at a pace is not in its way."""
+"""The clock that jumps: it detects tasks that wait by yielding. With `Pace`, a task may look often and time still
+passes."""
 
 from collections.abc import Callable, Coroutine
 from functools import partial
@@ -67,7 +68,7 @@ def test_a_run_whose_clock_stands_still_fails_and_names_who_is_busy(
 
 
 def causes(failure: BaseException | None) -> list[StandsStill]:
-    """What a run that has crashed says of its clock."""
+    """Return the failures of the clock in the causes of a failed run."""
     if isinstance(failure, BaseExceptionGroup):
         return [found for each in failure.exceptions for found in causes(each)]
     if failure is None or isinstance(failure, StandsStill):
@@ -77,7 +78,7 @@ def causes(failure: BaseException | None) -> list[StandsStill]:
 
 @simulated
 async def test_a_pace_sees_every_step_and_lets_time_pass_with_few_looks() -> None:
-    """Who looks at a pace sees every step and lets a long time pass with few looks."""
+    """A task that looks at a pace sees every step at first, and a long time passes with few looks."""
     pace = Pace(looks=10, longest=5.0)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(anyio.sleep, 600)

@@ -1,6 +1,6 @@
-"""Whatever dies, and at whatever moment, nothing that was acknowledged is lost, doubled or altered.
+"""No crash, at any moment, loses, doubles or alters an acknowledged change.
 
-`python -m tests.verification.crashing` tries all points. These tests try a part, the same one each time.
+`python -m tests.verification.crashing` tries all crash points. These tests try a part of them, the same part each time.
 """
 
 import os
@@ -25,10 +25,10 @@ from tests.verification.crashing.points import (
     written,
 )
 
-# of so many things that may be found, and of so many deaths of tiers, one is looked into
+# of so many scenes, and of so many deaths of tiers, the tests try one
 EVERY = int(os.environ.get("A2M_CRASH_EVERY", "20"))
 
-# moments that a kind of change has at the least, on either way: with fewer it is not looked at as it was
+# the least number of moments of a kind on either way; fewer mean that the moments are not recorded as before
 LEAST = {"write to one tier": 12, "forget": 14, "forget at a lesser server": 14, "key replaced": 14}
 
 
@@ -57,7 +57,7 @@ def test_the_router_dies_while_a_record_is_being_forgotten(tmp_path: Path, tally
 
 @pytest.mark.parametrize("name", KINDS)
 def test_a_tier_dies_while_the_router_lives(tmp_path: Path, tally: Tally, name: str) -> None:
-    # of the first few one in any case: some kinds have no more
+    # always try one of the first deaths: some kinds have no others
     deaths(KINDS[name], Way(len(name) % 2 == 0), tmp_path, tally, every=EVERY, first=len(name) % 4)
 
 
@@ -67,13 +67,11 @@ def test_a_reader_sees_all_that_is_certain_all_the_while(tmp_path: Path, name: s
 
 
 def test_a_power_cut_leaves_no_part_of_a_batch_for_several_tiers(tmp_path: Path) -> None:
-    """A power cut at the router leaves no part of a batch for several tiers."""
     kind = KINDS["write to several tiers"]
     crash_points(kind, Way(sync_last=True), tmp_path, Tally(), every=4, only="power cut at the router")
 
 
 def test_copies_stay_until_the_target_of_a_move_is_seen_to_hold_the_record(tmp_path: Path) -> None:
-    """The copies that a move leaves behind stay until its target is seen to hold the record."""
     crash_points(KINDS["spill"], Way(sync_last=False), tmp_path, Tally(), only="has lost what it acknowledged")
 
 
@@ -97,7 +95,6 @@ def test_what_is_under_way_has_happened_or_has_not() -> None:
 
 
 def test_acknowledged_calls_have_an_order_that_their_callers_could_see() -> None:
-    """What was acknowledged has happened in an order that its callers could have seen."""
     ledger = Ledger()
     ledger.acknowledge(ledger.begin(written([ONE])))
     forget, write = ledger.begin(forgotten(["one"])), ledger.begin(written([OTHER]))
@@ -114,7 +111,6 @@ def test_what_was_refused_never_happens() -> None:
 
 
 def test_a_key_changes_its_record_and_a_forgotten_one_makes_a_new_record() -> None:
-    """A key that is taken changes its record and one that was forgotten makes a new one."""
     ledger = Ledger()
     ledger.acknowledge(ledger.begin(written([ONE])))
     ledger.acknowledge(ledger.begin(written([TWO])))

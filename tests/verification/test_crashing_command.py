@@ -1,4 +1,4 @@
-"""The command of the crash points: the same on any number of processes; what it finds can be repeated alone."""
+"""The command of the crash points: any number of processes gives the same result, and a finding can be repeated."""
 
 import os
 import re
@@ -17,7 +17,7 @@ from tests.verification.crashing.points import KINDS, Tally, Way, carried_out, r
 
 
 def found(*options: str) -> list[Outcome]:
-    """What comes of what is asked for, in this process."""
+    """Carry out in this process what the options select; return the outcomes."""
     return list(map(what_came_of, parts_of(asked_for(options))))
 
 
@@ -41,16 +41,16 @@ def test_the_same_is_looked_into_on_any_number_of_processes() -> None:
 
 @pytest.mark.process
 def test_who_ends_it_is_told_how_far_it_came() -> None:
-    # the first kind takes a moment, all of them more than a minute
+    # the first kind takes a moment, all kinds take more than a minute
     options = ("--way", "sync first", "--every", "4", "--jobs", "1")
     command = [sys.executable, "-m", "tests.verification.crashing", *options]
-    # nothing is read from ahead: `communicate` would not see that
+    # unbuffered, since `communicate` would miss lines that a buffer has read ahead
     with subprocess.Popen(
         command, bufsize=0, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
     ) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        # as a terminal does: all of its processes are told
+        # like Ctrl-C in a terminal: all processes of the group get the signal
         os.killpg(process.pid, signal.SIGINT)
         rest, stderr = process.communicate()
     assert (process.returncode, stderr) == (130, b"")

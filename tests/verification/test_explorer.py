@@ -1,4 +1,4 @@
-"""Every interleaving of small federations, and their steps broken one by one: the explorer must find each."""
+"""The explorer finds no broken rule in the design as built, and finds each step that is broken on purpose."""
 
 import pytest
 
@@ -34,8 +34,8 @@ def test_no_state_of_a_small_federation_breaks_a_rule(scenario: Scenario) -> Non
 
 @pytest.mark.parametrize("design", REORDERED)
 def test_overlapping_steps_in_another_order_break_no_rule(design: Design) -> None:
-    """Nor does one in which the steps that may overlap happen in another order."""
-    # what is durable when matters to what dies
+    """An order of a move in which overlapping steps are swapped breaks no rule either."""
+    # with a crash, because the order decides what is durable
     for scenario in (
         Scenario(name="a crash of a move", crashes=1),
         Scenario(name="a read, a crash", reads=1, crashes=1),
@@ -44,7 +44,7 @@ def test_overlapping_steps_in_another_order_break_no_rule(design: Design) -> Non
         assert found.wrong is None, str(found.wrong)
 
 
-# what is broken, the least that has to happen beside a move, and what is wrong then
+# the broken step, the smallest scenario beside a move that shows it, and the expected finding
 BROKEN: dict[str, tuple[Design, Scenario, str]] = {
     "the flip comes before the copies": (
         Design(move=placed(MOVE, "flip", "write the target")),

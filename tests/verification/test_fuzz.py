@@ -1,4 +1,4 @@
-"""Generated messages, a small share of them, and that the fuzzer notices what is wrong.
+"""A small share of the generated messages, and tests that the fuzzer notices faults.
 
     python -m tests.verification.fuzz
 
@@ -31,7 +31,7 @@ from tests.verification.fuzz.pipes import fuzz_stdio
 from tests.verification.fuzz.reporting import FLAT, Report, Wrong, growth
 from tests.verification.fuzz.serving import PATIENCE
 
-# --- a share of it
+# --- a share of the messages
 
 
 @pytest.mark.parametrize("seed", [1, 2])
@@ -57,7 +57,7 @@ def test_the_router_on_http_bears_everything() -> None:
     assert report.answers["200"] > 50
 
 
-# --- what is sent
+# --- the generated messages
 
 
 def test_what_is_sent_follows_from_the_seed() -> None:
@@ -80,7 +80,7 @@ def test_every_method_is_called_well_and_badly() -> None:
         assert made[method, "INVALID_PARAMS"] > 0 or method in ("memory/consolidate", "memory/events/unsubscribe")
 
 
-# --- what is owed
+# --- the expected answers
 
 CALL: Final = '{"jsonrpc":"2.0","id":%s,"method":"memory/describe"}'
 
@@ -175,12 +175,11 @@ def test_what_is_no_answer_is_noticed(line: bytes) -> None:
     ],
 )
 def test_a_failure_is_a_finding_unless_a_tier_was_late_or_others_faster(data: Any, excused: bool) -> None:
-    """A server that failed is a finding unless a tier was late or others were faster."""
     line = {"jsonrpc": "2.0", "id": 1, "error": {"code": -32603, "message": "it failed", "data": data}}
     assert (read_answer(json.dumps(line).encode()).fault is None) is excused
 
 
-# --- it can fail: the codec
+# --- the fuzzer notices faults: of the codec
 
 
 def refusing(_: bytes) -> Request:
@@ -231,7 +230,7 @@ def test_a_finding_is_written_down_with_its_seed_and_its_messages(
     assert base64.b64decode(first["messages"][0]) == Messages(random.Random("7 codec")).next()
 
 
-# --- it can fail: servers
+# --- the fuzzer notices faults: of servers
 
 SMALL: Final = """
 import sys
@@ -296,7 +295,7 @@ if fault == "status":
 
 
 def small(fault: str, count: int = 300) -> Report:
-    """What comes of a small server with that fault."""
+    """Fuzz a small server that has this fault."""
     root = str(ROOT)
     script = f"import sys; sys.path.insert(0, {root!r}){SMALL}"
     return fuzz_stdio(

@@ -1,4 +1,4 @@
-"""The model that judges histories: which answers of a recall it takes for true, and which not."""
+"""The model that judges histories: which answers to a recall it accepts, and which it rejects."""
 
 from contextlib import nullcontext, suppress
 from typing import Final
@@ -14,8 +14,10 @@ _EVERYTHING: Final = Selector()
 
 
 class Story:
-    """A model, and five records of which it knows: `a` to `e`. All but `a`, which has a key, have ids of their own; `b`
-    belongs to somebody, and lives where all see it."""
+    """A model that knows the records `a` to `e`.
+
+    `a` has a key, the others have ids that their clients chose. `b` has an owner, and lives in a shared tier.
+    """
 
     def __init__(self) -> None:
         self.model = Model(lambda: START, ["procedural"])
@@ -35,7 +37,8 @@ class Story:
         self.model.end_forget(self.model.begin_forget(selector), selector, 1)
 
     def recall(self, begin: int, shown: str, limit: int, selector: Selector = _EVERYTHING) -> None:
-        """Of the shown each has the same score. Raises AssertionError for an answer that cannot be true."""
+        """Let the model judge an answer in which all records have one score. Raises AssertionError if it cannot be
+        true."""
         records = [
             Record(
                 id=name,
@@ -73,7 +76,7 @@ def test_a_recall_may_be_short_by_what_is_being_forgotten() -> None:
     story.model.begin_forget(Selector(ids=("c",)))
     assert is_taken_for_true(story, begin, "ab", 3)
     assert not is_taken_for_true(story, begin, "a", 3)
-    assert not is_taken_for_true(story, begin, "ac", 3)  # it is shown, and is not what is missing
+    assert not is_taken_for_true(story, begin, "ac", 3)  # c is shown, so the forget does not explain what is missing
 
 
 def test_a_recall_is_not_short_by_what_was_forgotten_before_it_began() -> None:
@@ -93,10 +96,9 @@ def test_a_recall_that_shows_all_that_was_not_forgotten_is_whole() -> None:
 
 
 def test_a_recall_may_lack_what_is_replaced_but_not_what_is_written() -> None:
-    """A recall may be short by what is replaced but not by what is written or known."""
     story = Story()
     begin = story.model.tick()
-    story.write("c")  # its id is known, so that this changes nothing
+    story.write("c")  # its id is known, so the write changes nothing
     story.model.begin_write([story.model.new_version(("id", "f"), {}, None, None)])
     assert not is_taken_for_true(story, begin, "de", 3)
     story.model.begin_write([story.model.new_version(("key", None, "a"), {"key": "a"}, None, None)])
@@ -105,13 +107,12 @@ def test_a_recall_may_lack_what_is_replaced_but_not_what_is_written() -> None:
 
 
 def test_a_recall_may_lack_what_a_promotion_takes_out_of_sight() -> None:
-    """A recall may be short by what a promotion takes out of its callers sight."""
     story = Story()
     begin = story.model.tick()
     mine = Selector(owner="a")
     assert not is_taken_for_true(story, begin, "cd", 3, mine)
     promotion = story.model.begin_promote(["b", "e"], adds=False)
-    assert is_taken_for_true(story, begin, "cd", 3, mine)  # for `b`; `e` is nobody's, and seen wherever it is
+    assert is_taken_for_true(story, begin, "cd", 3, mine)  # for `b`; `e` has no owner and is seen in every tier
     assert not is_taken_for_true(story, begin, "c", 3, mine)
     assert not is_taken_for_true(story, begin, "cd", 3)
     story.model.end_promote(promotion)
@@ -121,7 +122,7 @@ def test_a_recall_may_lack_what_a_promotion_takes_out_of_sight() -> None:
 
 @pytest.mark.parametrize(("overlap", "is_true"), [(True, True), (False, False)])
 def test_records_of_one_moment_come_in_the_order_of_their_writes(overlap: bool, is_true: bool) -> None:
-    """Two writes that overlap have no order, whatever else was in progress when the first one began."""
+    """Two writes that overlap have no order, even if another call was in progress when the first one began."""
     story = Story()
     model = story.model
     selector = Selector(ids=("f",))

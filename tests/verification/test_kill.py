@@ -1,4 +1,4 @@
-"""A few rounds of real processes that are killed, and that what must not be would be noticed.
+"""A few rounds of real processes that are killed, and tests that the rounds notice faults.
 
     python -m tests.verification.kill
 
@@ -23,7 +23,7 @@ from tests.verification.kill.account import Account, Found, Version, Wrong
 from tests.verification.kill.processes import MARK, TIERS, Processes
 from tests.verification.kill.rounds import check_files, deaths_of, run_round
 
-# --- a share of it
+# --- a share of the rounds
 
 PIPES: Final = 16
 HTTP_DOOR: Final = 1
@@ -75,7 +75,7 @@ def test_a_process_that_is_left_behind_is_noticed(tmp_path: Path) -> None:
         env={**os.environ, MARK: str(tmp_path)},
     ) as orphan:
         assert orphan.stdout is not None
-        assert orphan.stdout.readline() == b"up\n"  # a process that has just begun does not always say what it is
+        assert orphan.stdout.readline() == b"up\n"  # a new process does not show its environment at once
         assert [process.pid for process in processes.left_over()] == [orphan.pid]
         orphan.communicate(b"\n")
     assert processes.left_over() == []
@@ -90,7 +90,7 @@ def test_the_command_line_says_what_it_does(capsys: pytest.CaptureFixture[str]) 
     assert "--seed" in said
 
 
-# --- what a client may be shown
+# --- which answers a client accepts
 
 
 def version(number: str, name: str | None = None, batch: str = "b1", **fields: Any) -> Version:
@@ -98,7 +98,7 @@ def version(number: str, name: str | None = None, batch: str = "b1", **fields: A
 
 
 def shown(written: Version, **fields: Any) -> Record:
-    """The record as the router shows it if all is well."""
+    """Return the record as a correct router shows it."""
     standard = {"id": written.name, "owner": "c", "tier": "working", "created_at": "2026-01-01T00:00:00.000Z"}
     return Record(**{**standard, **written.fields, **fields})
 
@@ -204,7 +204,7 @@ def test_a_group_in_two_tiers_is_noticed() -> None:
         kept.check(Found([shown(mates[0], tier="episodic"), shown(mates[1])]))
 
 
-# --- what the files may hold
+# --- what the stores' files may hold
 
 
 def files(folder: Path, **held: list[Record]) -> None:

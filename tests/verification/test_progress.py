@@ -1,4 +1,4 @@
-"""How far a command has come is shown to who looks on, and is in nobody's way who does not."""
+"""A command shows its progress on a terminal, and its other output is not disturbed."""
 
 import io
 import sys
@@ -14,7 +14,7 @@ class Screen(io.StringIO):
 
 
 def shown(monkeypatch: pytest.MonkeyPatch, stdout: io.StringIO, stderr: io.StringIO) -> tuple[str, str]:
-    """What is on stdout and on stderr after some steps with a line on stdout, and one on stderr, between them."""
+    """Print lines on stdout and stderr between some steps; return what stdout and stderr got."""
     monkeypatch.setattr(sys, "stdout", stdout)
     monkeypatch.setattr(sys, "stderr", stderr)
     monkeypatch.setenv("TERM", "xterm")

@@ -1,6 +1,6 @@
-"""Long random runs: the first seeds, that they replay to the byte, and that they find what is wrong.
+"""Simulated lives: the first seeds run without a finding, a seed replays to the byte, and the simulation finds faults.
 
-`python -m tests.verification.simulation --seeds 10000` runs more of them; A2M_EXAMPLES=10 runs ten times as many here.
+`python -m tests.verification.simulation --seeds 10000` runs more seeds. A2M_EXAMPLES=10 runs ten times as many here.
 """
 
 import os
@@ -29,7 +29,7 @@ _PARTS: Final = 2
 
 
 def simulated(*options: str) -> "subprocess.CompletedProcess[str]":
-    """A process of its own: the order of sets, too, is the same each time."""
+    """Run the command in a process with a fixed hash seed, so that sets have the same order each time."""
     command = [sys.executable, "-m", "tests.verification.simulation", "--jobs", "1", *options]
     environ = {**os.environ, "PYTHONHASHSEED": "0"}
     return subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, check=False)
@@ -56,11 +56,11 @@ def test_what_goes_wrong_here_is_what_a2m_chaos_does() -> None:
     assert FAULTS.keys() <= KINDS.keys()
 
 
-# --- what the simulation has found
+# --- faults that the simulation has found
 
 
 def calmly(scenario: Any) -> None:
-    """Run on a clock that jumps."""
+    """Run a scenario on a clock that jumps."""
     trio.run(scenario, **jumping())
 
 
@@ -89,7 +89,7 @@ def test_copies_in_two_tiers_go_when_what_claimed_them_both_lets_go() -> None:
         async with trial(settings_of(policy="explicit"), weather=steer) as fed:
             ids = await fed.remember("one")
             catalog = fed.federation.catalog
-            # two copies that nobody sweeps, since the record is claimed
+            # two copies that no reconciler deletes, since the record is claimed
             entry = catalog.records.find(ids)[ids[0]]
             claim = await catalog.claims.take([id_name(ids[0])])
             catalog.note_copies([entry], "episodic")
@@ -118,7 +118,6 @@ def test_what_a_replacement_leaves_in_another_tier_goes() -> None:
 
 
 def test_what_an_abandoned_batch_left_makes_way_for_a_write_of_its_key(tmp_path: Path) -> None:
-    """What a batch left that was given up makes way for a later write of its key."""
     batch = [{"content": "one", "key": "k"}, {"content": "other", "tier": "semantic"}]
 
     async def scenario() -> None:
@@ -140,7 +139,7 @@ def test_what_an_abandoned_batch_left_makes_way_for_a_write_of_its_key(tmp_path:
 
 
 def test_a_timeline_does_not_show_what_was_replaced_meanwhile() -> None:
-    """A timeline does not show what was replaced meanwhile by what it was not asked for."""
+    """A timeline does not show a record that a replacement has moved out of its condition."""
 
     async def scenario() -> None:
         steer = Steered()
@@ -149,7 +148,7 @@ def test_a_timeline_does_not_show_what_was_replaced_meanwhile() -> None:
             read = steer.hold("working", "recall", after=True)
             look = Task(tasks, lambda: fed.timeline(where={"session": "t"}))
             await read.reached.wait()
-            # it is true in the catalog; its tier catches up when the look has ended
+            # the catalog has the replacement; the tier gets it after the timeline has ended
             await fed.call("remember", records=[{"content": "two", "key": "k", "session": "s"}])
             read.release()
             assert await look.ended() == []
@@ -159,8 +158,6 @@ def test_a_timeline_does_not_show_what_was_replaced_meanwhile() -> None:
 
 
 def test_a_timeline_does_not_show_what_has_left_its_callers_sight() -> None:
-    """A timeline does not show what has left its callers sight meanwhile."""
-
     async def scenario() -> None:
         steer = Steered()
         async with trial(settings_of(policy="explicit"), weather=steer) as fed, anyio.create_task_group() as tasks:
@@ -172,7 +169,7 @@ def test_a_timeline_does_not_show_what_has_left_its_callers_sight() -> None:
             [there] = fed.federation.catalog.records.find(shared).values()
             fed.federation.catalog.flip([[there]], "working")
             read.release()
-            # it looks once, so that what has left leaves it one short of its limit
+            # a timeline reads once, so that the lost record leaves it one short of its limit
             assert await look.ended() == []
             assert [record["content"] for record in await fed.timeline(owner="a", limit=1)] == ["mine"]
 
@@ -180,7 +177,6 @@ def test_a_timeline_does_not_show_what_has_left_its_callers_sight() -> None:
 
 
 def test_a_tier_that_still_holds_a_removed_copy_is_asked_again() -> None:
-    """A tier that says it has removed a copy and holds it is asked again."""
     lies = [True, True]
 
     async def weather(tier: str, message: bytes, go_on: Callable[[], Awaitable[bytes | None]]) -> bytes | None:
@@ -202,8 +198,6 @@ def test_a_tier_that_still_holds_a_removed_copy_is_asked_again() -> None:
 
 
 def test_a_read_does_not_take_an_altered_copy_for_the_record() -> None:
-    """A read that has met an altered copy does not take it for the record."""
-
     async def scenario() -> None:
         steer = Steered()
         async with trial(settings_of(policy="explicit"), weather=steer) as fed, anyio.create_task_group() as tasks:
@@ -226,7 +220,6 @@ def test_a_read_does_not_take_an_altered_copy_for_the_record() -> None:
 
 
 def test_what_a_tier_held_before_a_record_came_is_not_taken_for_it() -> None:
-    """What a tier held before a record came to live there is not taken for it."""
     removing, remove, met, read_on = (anyio.Event() for _ in range(4))
     waiting = {"memory/forget": (removing, remove), "memory/recall": (met, read_on)}
 
@@ -235,7 +228,7 @@ def test_what_a_tier_held_before_a_record_came_is_not_taken_for_it() -> None:
         if tier != "working" or (method == "memory/recall" and not removing.is_set()):
             return await go_on()
         reached, release = waiting.pop(method, (anyio.Event(), None))
-        # a copy is there until it is removed, and a read has met it before its answer arrives
+        # the copy exists until the forget is carried out, and the read gets it before its answer arrives
         answer = await go_on() if method == "memory/recall" else None
         reached.set()
         if release is not None:

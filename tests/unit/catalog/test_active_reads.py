@@ -1,4 +1,4 @@
-"""ActiveReads: a read sees each record in one home, and holds up the removal of what it may still need."""
+"""ActiveReads: a read sees each record in one home, and delays the deletion of copies that it may still need."""
 
 from contextlib import ExitStack
 from typing import Any
@@ -27,7 +27,7 @@ class Read:
 
 
 class Model(RuleBasedStateMachine):
-    """Each read remembers where everything was when it began; what was not there yet was nowhere."""
+    """Each read remembers the homes at its beginning; records that did not exist had none."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -145,4 +145,4 @@ async def test_grace_is_over_when_every_read_that_was_under_way_has_ended() -> N
         await anyio.wait_all_tasks_blocked()
         assert over
     late.close()
-    await active.grace()  # nobody is reading
+    await active.grace()  # returns at once: no read is under way

@@ -1,4 +1,4 @@
-"""The catalog's promises that take a story to tell: flips that come too late, crashes, settings that change."""
+"""The catalog in longer scenarios: flips that come too late, crashes, settings that change."""
 
 import errno
 from collections.abc import Callable
@@ -40,7 +40,7 @@ def home(catalog: Catalog, id: str) -> str | None:
 
 
 def kinds(catalog: Catalog, tier: str) -> dict[str, Stray]:
-    """All strays of a tier, also those of changes under way, which `strays` leaves out."""
+    """Return all strays of a tier, with those of changes under way, which `strays` leaves out."""
     found = catalog.strays.in_the_way(tier, [entry(id) for id in "xyz"])
     return {stray.id: stray.kind for stray in found}
 
@@ -94,7 +94,7 @@ def test_a_unit_stays_where_a_member_has_joined_it() -> None:
 
 
 def test_a_unit_has_one_owners_group_in_one_tier() -> None:
-    """A unit is not joined by another owners group of its name or one in another tier."""
+    """Another owner's group of the same name, or that group in another tier, does not belong to a unit."""
     catalog = opened()
     unit = write(catalog, entry("x", group="g"))
     write(catalog, entry("y", group="g", owner="a"), entry("z", "semantic", group="g"))
@@ -102,7 +102,7 @@ def test_a_unit_has_one_owners_group_in_one_tier() -> None:
 
 
 def test_what_was_recalled_meanwhile_moves_and_keeps_what_it_earned() -> None:
-    """What was recalled or reinforced meanwhile moves all the same and keeps it."""
+    """A record that was recalled or reinforced before the flip moves all the same, and keeps what it earned."""
     catalog = opened()
     unit = write(catalog, entry("x"))
     catalog.touch(["x"], 3000)
@@ -143,7 +143,7 @@ def test_versions_never_repeat(tmp_path: Path) -> None:
         catalog = opened(tmp_path / "catalog.db")
         known = catalog.records.find(["x", "y"])
         if turn:
-            assert {known["y"].version} <= seen  # opening alone changes nothing
+            assert {known["y"].version} <= seen  # opening alone changes no version
         catalog.forget(["x"], ALL, 1000)
         for made in write(catalog, entry("x"), *([] if turn else [entry("y")])):
             assert made.version not in seen
@@ -180,7 +180,7 @@ def test_what_was_being_written_is_given_up_and_its_copies_go(tmp_path: Path) ->
     assert kinds(catalog, "working") == {"x": Stray.UNWANTED}
     assert kinds(catalog, "episodic") == {"y": Stray.UNWANTED, "z": Stray.UNWANTED}
     assert catalog.queries.counts(ALL) == {name: int(name == "working") for name in NAMES}
-    # its ids and its keys are free
+    # their ids and keys are free
     assert catalog.adopt([entry("y", "semantic", key="k")]) == (1, [])
     write(catalog, entry("x"))
     assert kinds(catalog, "working") == {}
@@ -188,7 +188,6 @@ def test_what_was_being_written_is_given_up_and_its_copies_go(tmp_path: Path) ->
 
 
 def test_a_write_to_a_tier_no_longer_configured_is_abandoned(tmp_path: Path) -> None:
-    """What was being written to a tier that is configured no more is given up too."""
     without = [tier for tier in TIERS if tier.name != "semantic"]
     catalog = opened(tmp_path / "catalog.db")
     catalog.reserve([entry("x"), entry("y", "semantic")])
@@ -197,7 +196,7 @@ def test_a_write_to_a_tier_no_longer_configured_is_abandoned(tmp_path: Path) -> 
     catalog.begin_recovery()
     assert not any(map(catalog.records.is_reserved, "xy"))
     catalog.close()
-    catalog = recovered(tmp_path / "catalog.db")  # it is back
+    catalog = recovered(tmp_path / "catalog.db")  # the tier is configured again
     assert kinds(catalog, "semantic") == {"y": Stray.UNWANTED}
     catalog.close()
 
@@ -223,7 +222,7 @@ def test_a_move_that_was_committed_stays_committed(tmp_path: Path) -> None:
     catalog.close()
 
 
-# --- replacements, and the tiers that have to catch up with them
+# --- replacements and pending writes
 
 REMOTE = [
     msgspec.structs.replace(each, command=None, url="http://127.0.0.1:1/") if each.name == "semantic" else each
@@ -232,7 +231,7 @@ REMOTE = [
 
 
 def behind(catalog: Catalog) -> dict[str, str | None]:
-    """What the tiers have yet to catch up with, and its content; the catalog's ways of telling it agree."""
+    """Return the content of each pending write by id; assert that the catalog's queries for pending writes agree."""
     redone = catalog.pending.drafts("xyz")
     assert sorted(id for name in NAMES for id in catalog.pending.ids_in(name)) == sorted(redone)
     assert all(home(catalog, id) == name for name in NAMES for id in catalog.pending.ids_in(name))
@@ -241,7 +240,6 @@ def behind(catalog: Catalog) -> dict[str, str | None]:
 
 
 def test_a_pending_write_is_true_at_once_and_survives_a_restart(tmp_path: Path) -> None:
-    """What replaces a record is true at once and survives until its tier has caught up."""
     catalog = opened(tmp_path / "catalog.db")
     [old] = write(catalog, entry("x", key="k", salience=3.0))
     catalog.touch(["x"], 5000)
@@ -266,7 +264,7 @@ def test_a_pending_write_is_true_at_once_and_survives_a_restart(tmp_path: Path) 
 
 
 def test_a_batch_becomes_true_in_all_tiers_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A batch becomes true with its replacements in all tiers or not at all."""
+    """A batch of a new record and replacements becomes true in all tiers or not at all."""
     catalog = opened(tmp_path / "catalog.db")
     x, y = write(catalog, entry("x", key="k"), entry("y", "semantic", key="l"))
     replacements = [Replacement(rewritten(each), each.version) for each in (x, y)]
@@ -302,7 +300,7 @@ def test_a_batch_becomes_true_in_all_tiers_or_not_at_all(tmp_path: Path, monkeyp
 
 
 def test_a_write_over_http_is_kept_from_coming_true_late(tmp_path: Path) -> None:
-    """What was being written to a server over http is kept from coming true late."""
+    """A write in progress to a server over HTTP leaves a tombstone after a crash: a scan does not adopt a late copy."""
     catalog = opened(tmp_path / "catalog.db", REMOTE)
     [x] = write(catalog, entry("x", key="k"))
     catalog.reserve([entry("y"), entry("z", "semantic")])
@@ -312,7 +310,7 @@ def test_a_write_over_http_is_kept_from_coming_true_late(tmp_path: Path) -> None
     assert catalog.records.find("xyz") == {"x": x}
     assert kinds(catalog, "working") == {"y": Stray.UNWANTED}
     assert kinds(catalog, "semantic") == {"z": Stray.UNWANTED}
-    # what goes to a server over HTTP may land later than anybody waits
+    # a call to a server over HTTP may land after the router has stopped waiting for it
     assert [catalog.tombstones.is_forgotten(id) for id in "yz"] == [False, True]
     catalog.remove_notes("semantic", ["z"])
     assert catalog.adopt([entry("z", "semantic")]) == (0, [])
@@ -337,10 +335,9 @@ def test_what_recovery_gave_up_can_be_written_again_on_purpose(tmp_path: Path) -
 
 @pytest.mark.parametrize("owner", [None, "a"])
 def test_a_new_record_is_not_taken_for_an_old_copy_of_its_id(owner: str | None) -> None:
-    """What is written anew is not taken for what a tier may still hold of its id."""
     catalog = opened()
     catalog.tiers.set_scanned("episodic", True)
-    assert catalog.forget(["x"], Scope(owner), 1) == []  # nobody has looked what the others hold
+    assert catalog.forget(["x"], Scope(owner), 1) == []  # the other tiers have not been scanned
     write(catalog, entry("x", "semantic", owner=owner))
     assert catalog.adopt([entry("x", "working", digest=b"the old one", owner=owner)]) == (0, [])
     assert kinds(catalog, "working") == {"x": Stray.UNWANTED}
@@ -353,7 +350,7 @@ def test_a_new_record_is_not_taken_for_an_old_copy_of_its_id(owner: str | None) 
 
 def test_a_walk_does_not_go_through_numbers_that_no_record_has() -> None:
     catalog = opened()
-    catalog.records.newest = 1 << 60  # what a damaged file may have said
+    catalog.records.newest = 1 << 60  # a damaged file may contain such a number
     write(catalog, entry("x"))
     there, after = catalog.queries.walk(Selection(tiers=NAMES), 0, 10)
     assert ([each.id for each in there], after) == (["x"], None)
@@ -370,18 +367,18 @@ def test_what_is_written_under_the_id_of_a_lost_record_has_earned_nothing() -> N
 
 
 def test_an_abandoned_write_is_kept_from_landing_late() -> None:
-    """A write that is given up is kept from coming back late where it may."""
+    """An abandoned write leaves a tombstone where it may still land."""
     catalog = opened(tiers=REMOTE)
     given_up = [entry("x"), entry("y", "semantic"), entry("z", "semantic")]
     catalog.reserve(given_up)
     catalog.abandon(given_up)
-    catalog.abandon(given_up)  # it is noted again where the disk did not take it at once
+    catalog.abandon(given_up)  # noted again, as after a disk fault at the first time
     assert not any(map(catalog.records.is_reserved, "xyz"))
     assert [catalog.tombstones.is_forgotten(id) for id in "xyz"] == [False, True, True]
     assert kinds(catalog, "working") == {"x": Stray.UNWANTED}
     assert kinds(catalog, "semantic") == {"y": Stray.UNWANTED, "z": Stray.UNWANTED}
     catalog.remove_notes("semantic", ["y", "z"])
-    assert catalog.adopt(given_up[1:]) == (0, [])  # it has landed, and a scan comes by
+    assert catalog.adopt(given_up[1:]) == (0, [])  # it has landed, and a scan finds it
     assert kinds(catalog, "semantic") == {"y": Stray.UNWANTED, "z": Stray.UNWANTED}
     for name in NAMES:
         catalog.tiers.set_scanned(name, True)
@@ -403,7 +400,7 @@ def test_the_catalog_lets_go_of_several_at_once_and_of_no_others() -> None:
 
 
 def test_of_two_pending_writes_the_last_is_kept_in_whatever_tier() -> None:
-    """Of two replacements the tier has to catch up with the last wherever that is."""
+    """Of two pending writes of a record the last one counts, even if it is for another tier."""
     catalog = opened()
     [first] = write(catalog, entry("x", key="k"))
     replace(catalog, rewritten(first), first)
@@ -433,7 +430,6 @@ CHANGES_OF_X: dict[str, Callable[[Catalog], object]] = {
 
 @pytest.mark.parametrize("meanwhile", CHANGES_OF_X)
 def test_a_replacement_of_a_record_changed_meanwhile_is_not_made(meanwhile: str) -> None:
-    """A replacement of what is not any more what it was does not become true."""
     catalog = opened()
     [x] = write(catalog, entry("x", key="k"))
     CHANGES_OF_X[meanwhile](catalog)
@@ -444,7 +440,7 @@ def test_a_replacement_of_a_record_changed_meanwhile_is_not_made(meanwhile: str)
 
 
 def test_a_replacement_is_made_though_the_record_was_recalled_meanwhile() -> None:
-    """A replacement does not mind that the record was recalled and reinforced."""
+    """A replacement is made although its record was recalled and reinforced since it was planned."""
     catalog = opened()
     [x] = write(catalog, entry("x", key="k"))
     catalog.touch(["x"], 5000)
@@ -488,7 +484,7 @@ def test_a_record_is_not_lost_while_its_tier_has_yet_to_catch_up_with_it() -> No
 
 
 def test_a_replacement_is_found_by_its_own_vector_at_once() -> None:
-    """A replacement is found by its own vector at once and when its tier has caught up."""
+    """A replacement is found by its own vector at once, and also after its pending write has ended."""
     catalog = opened()
     catalog.vectors.set_lifting("working", lifted=True, indexed=True)
     catalog.reserve([entry("x", key="k"), entry("y")])
@@ -504,12 +500,11 @@ def test_a_replacement_is_found_by_its_own_vector_at_once() -> None:
 
 
 def test_records_stay_lifted_while_their_server_may_hold_lifted_ones() -> None:
-    """Records stay lifted as long as their server may hold any that were written so."""
     catalog = opened()
     catalog.vectors.set_lifting("working", lifted=True, indexed=True)
     assert catalog.queries.lifting("working", "here") == (False, False)
     catalog.tiers.set_identity("working", "here")
-    catalog.reserve([entry("x")])  # from here on a call may be under way
+    catalog.reserve([entry("x")])  # from here on a write of the record may be under way
     assert catalog.queries.lifting("working", "here") == (True, True)
     catalog.commit_write([entry("x")], [])
     assert catalog.queries.lifting("working", "here") == (True, True)
@@ -521,7 +516,7 @@ def test_records_stay_lifted_while_their_server_may_hold_lifted_ones() -> None:
     assert catalog.queries.lifting("working", "here") == (False, False)
 
 
-# --- what is earned, and what settings make of it
+# --- salience and accesses, and changed settings
 
 
 def test_a_record_that_moves_on_has_to_earn_its_next_promotion() -> None:
@@ -581,13 +576,13 @@ def test_a_tier_with_records_cannot_be_taken_out_of_the_settings(tmp_path: Path)
     catalog.close()
     with pytest.raises(DatabaseError, match=r"1 record.* the tier 'procedural', which"):
         opened(tmp_path / "catalog.db", TIERS[:3])
-    catalog = opened(tmp_path / "catalog.db")  # the refused one has let go of the file
+    catalog = opened(tmp_path / "catalog.db")  # the refused catalog has released the file
     catalog.forget(["x"], ALL, 2000)
     catalog.close()
     opened(tmp_path / "catalog.db", TIERS[:3]).close()
 
 
-# --- what a scope sees
+# --- the effect of a scope
 
 
 def test_a_conversation_is_as_old_as_what_the_caller_sees_of_it() -> None:
@@ -626,11 +621,10 @@ def test_a_filter_may_list_more_values_than_a_query_takes(name: str) -> None:
     ]
 
 
-# --- small accounts
+# --- adoption, tombstones and counts
 
 
 def test_what_a_scan_finds_does_not_take_a_key_that_is_being_written() -> None:
-    """What a scan finds at a key that is just being written does not take it."""
     catalog = opened()
     new, old = entry("x", key="k", owner="a"), entry("y", "semantic", key="k", owner="a")
     catalog.reserve([new])
@@ -681,7 +675,6 @@ def test_notes_of_forgetting_go_once_they_are_old_and_no_copy_is_left() -> None:
 
 
 def test_an_unknown_id_gets_a_tombstone_only_while_tiers_are_unread() -> None:
-    """An id nobody knows is noted as forgotten only while there may be more to find."""
     catalog = opened()
     for name in NAMES[1:]:
         catalog.tiers.set_scanned(name, True)

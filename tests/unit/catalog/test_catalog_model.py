@@ -1,4 +1,4 @@
-"""The catalog against a plain dict of records: whatever is changed in whatever order, both say the same."""
+"""The catalog against a plain dict of records: after any sequence of changes, both have the same content."""
 
 import json
 import shutil
@@ -28,7 +28,7 @@ from tests.support.catalogs import NAMES, content_of, entry, is_held, opened, re
 from tests.support.catalogs import TIERS as ALL_ON_PIPES
 from tests.support.examples import scaled
 
-# what is written to a server over HTTP may land later than anybody waits
+# a write to a server over HTTP may land after the router has stopped waiting for it
 TIERS = [
     msgspec.structs.replace(tier, command=None, url="http://127.0.0.1:1/") if tier.name == "procedural" else tier
     for tier in ALL_ON_PIPES
@@ -97,7 +97,7 @@ prefixes = st.none() | st.sampled_from(["", "k", "k/", "k/a", "k/a/", "é", "\0"
 
 
 def equal(a: Any, b: Any) -> bool:
-    """JSON equality, as plainly as it can be written for what occurs here."""
+    """Return whether two JSON values are equal, by the plainest rules that suffice for the values here."""
     if isinstance(a, bool | None) or isinstance(b, bool | None):
         return a is b
     if isinstance(a, str | list | dict) or isinstance(b, str | list | dict):
@@ -128,7 +128,7 @@ def names(record: Entry) -> set[Name]:
 
 
 def plain(record: Entry) -> Entry:
-    """What two accounts of a record must agree on: all but the numbers that each gives itself."""
+    """Return the record without the numbers that the catalog and the model assign independently."""
     return msgspec.structs.replace(record, seq=0, version=0)
 
 
@@ -137,9 +137,11 @@ def plains(records: Iterable[Entry]) -> list[Entry]:
 
 
 def is_better(found: Entry, known: Entry, *, was_whole: bool) -> bool:
-    """Of two copies, whether the one that is found is to be the record: see docs/architecture.md, "catalog lost". A
-    catalog that has been whole knows the state of every record."""
-    way = ["procedural", "working", "episodic", "semantic"]  # where records can get to, from left to right
+    """Return whether a copy that a scan finds should become the record in place of the known one.
+
+    See docs/architecture.md, "catalog lost". A catalog that has been whole knows the state of every record.
+    """
+    way = ["procedural", "working", "episodic", "semantic"]  # the tiers in the order in which moves can reach them
     reach = {("procedural", "semantic"), ("working", "episodic"), ("working", "semantic"), ("episodic", "semantic")}
     assert {name for pair in reach for name in pair} == set(way)
     if found.digest == known.digest:
@@ -154,7 +156,7 @@ def is_better(found: Entry, known: Entry, *, was_whole: bool) -> bool:
 class Batch:
     def __init__(self, claim: Claim, new: list[Entry], replacements: list[Replacement]) -> None:
         self.claim, self.new, self.replacements = claim, new, replacements
-        self.changed: set[str] = set()  # what is not what it was when the batch began
+        self.changed: set[str] = set()  # ids that have changed since the batch began
 
 
 class Move:
@@ -164,7 +166,7 @@ class Move:
 
 
 class Model(RuleBasedStateMachine):
-    """`living` and the few sets beside it are all that there is to know."""
+    """The model is `living`, and the few sets beside it."""
 
     path: Path | None = None
 
@@ -175,12 +177,12 @@ class Model(RuleBasedStateMachine):
         for name in NAMES:
             self.catalog.tiers.set_scanned(name, True)
         self.unscanned: set[str] = set()
-        self.was_whole = False  # no scan, and no start, has seen that
+        self.was_whole = False  # set once a scan or a start has found the catalog whole
         self.living: dict[str, Entry] = {}
         self.strays: dict[tuple[str, str], tuple[Stray, str | None, str | None]] = {}
-        self.forgotten: set[tuple[str, str | None]] = set()  # ids, and who named them; None: for everybody
+        self.forgotten: set[tuple[str, str | None]] = set()  # ids with the owner of the forget; None: for all owners
         self.due: set[str] = set()
-        self.pending: dict[str, Entry] = {}  # what tiers have yet to catch up with, and what that is
+        self.pending: dict[str, Entry] = {}  # the pending writes by id
         self.batches: list[Batch] = []
         self.moves: list[Move] = []
         self.written = 0
@@ -212,12 +214,12 @@ class Model(RuleBasedStateMachine):
             self.has_changed(id)
 
     def has_changed(self, id: str) -> None:
-        """What was to take the place of the record as it was comes too late now."""
+        """Note that the record has changed: earlier plans for it come too late."""
         for changed in (*(batch.changed for batch in self.batches), *(move.changed for move in self.moves)):
             changed.add(id)
 
     def is_unchanged(self, unit: list[Entry], changed: set[str]) -> bool:
-        """Whether a unit has the members it had, as they were; a scan may find others, or better ones, meanwhile."""
+        """Return whether a unit still has the same members, unchanged; a scan may have found other or better copies."""
         ids = {member.id for member in unit}
         return changed.isdisjoint(ids) and all(
             id in self.living and {member.id for member in self.unit(self.living[id])} == ids for id in ids
@@ -243,8 +245,8 @@ class Model(RuleBasedStateMachine):
         )
 
     def decide_groups(self) -> None:
-        """A group with equal copies in two tiers, both read through, is to live in the one that holds all of it."""
-        further = {"working": 0, "episodic": 1, "procedural": 1.5, "semantic": 2}  # where both hold all
+        """Move a group with equal copies in two scanned tiers to the tier that holds all of it."""
+        further = {"working": 0, "episodic": 1, "procedural": 1.5, "semantic": 2}  # the order if both tiers hold all
         pairs: dict[tuple[str | None, str | None, str, str], None] = {}
         for (tier, id), (kind, *_) in sorted(self.strays.items(), key=lambda s: (NAMES.index(s[0][0]), s[0][1])):
             record = self.living.get(id)
@@ -254,7 +256,7 @@ class Model(RuleBasedStateMachine):
                     upper, lower = (
                         "procedural",
                         ({upper, lower} - {"procedural"}).pop(),
-                    )  # it is shared, and no way leads
+                    )  # procedural is shared, and no move leads there
                 if not {upper, lower} & self.unscanned:
                     pairs[record.owner, record.group, upper, lower] = None
         for owner, group, upper, lower in pairs:
@@ -280,7 +282,7 @@ class Model(RuleBasedStateMachine):
         return (tier, record.id) in self.strays and self.strays[tier, record.id][0] == Stray.EQUAL
 
     def strike_out(self, record: Entry) -> None:
-        """It is no more, and nothing late brings it back."""
+        """Delete a record; no late landing brings it back."""
         self.forgotten.add((record.id, record.owner))
         self.due.discard(record.id)
         self.pending.pop(record.id, None)
@@ -298,14 +300,15 @@ class Model(RuleBasedStateMachine):
                 self.forgotten = {note for note in self.forgotten if note[0] != new.id}
 
     def give_up(self, batch: Batch) -> None:
-        """Nothing of it becomes true, and nothing late makes it so."""
+        """Give up a batch: none of it becomes true, not even by a late landing."""
         for new in batch.new:
             self.note(new, new.home, Stray.UNWANTED)
             if self.tiers[new.home].url is not None:
                 self.forgotten.add((new.id, new.owner))
 
     def given_up(self, id: str) -> Stray:
-        """How a copy is noted that a move would have brought about: one of a record goes when that was seen."""
+        """Return the kind of a stray of an abandoned move. The copy of a known record is deleted after a look at its
+        home."""
         return Stray.SUPERSEDED if id in self.living else Stray.UNWANTED
 
     def was_forgotten(self, record: Entry) -> bool:
@@ -503,7 +506,7 @@ class Model(RuleBasedStateMachine):
         for stray in swept:
             del self.strays[tier, stray.id]
 
-    # --- what is forgotten, earned, found
+    # --- forgets, accesses and scans
 
     @rule(wanted=some_ids, scope=scopes)
     def some_are_forgotten(self, wanted: list[str], scope: Scope) -> None:
@@ -600,7 +603,7 @@ class Model(RuleBasedStateMachine):
             self.forgotten = {note for note in self.forgotten if note[0] not in self.living}
         self.decide_groups()
 
-    # --- what both must say
+    # --- what the catalog and the model must agree on
 
     @rule(
         where=wheres | likely_wheres,
@@ -783,7 +786,7 @@ CHANGES: dict[str, Any] = {
 
 
 class OnFile(Model):
-    """The same, and now and then the file is closed, or left as a crash leaves it, and opened with other settings."""
+    """The same model on a file that is now and then closed, or left as by a crash, and opened with other settings."""
 
     def __init__(self) -> None:
         self.folder = tempfile.mkdtemp()

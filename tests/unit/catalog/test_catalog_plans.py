@@ -1,4 +1,4 @@
-"""No question that is asked all day looks at the whole catalog: each follows an index, and the right one."""
+"""No frequent query scans the whole catalog: each uses an index, and the right one."""
 
 import shutil
 from collections.abc import Callable, Iterator
@@ -114,7 +114,7 @@ def catalog() -> Iterator[Catalog]:
 
 @contextmanager
 def statements_of(connection: apsw.Connection) -> Iterator[list[str]]:
-    """The statements that are executed meanwhile."""
+    """Yield a list that has the executed statements after the block."""
     seen: dict[str, None] = {}
     connection.trace_v2(apsw.SQLITE_TRACE_STMT, lambda event: seen.setdefault(event["sql"]))
     statements: list[str] = []
@@ -141,11 +141,11 @@ def test_nothing_is_looked_for_without_an_index(catalog: Catalog, name: str) -> 
     assert any(plans.values())
     for statement, steps in plans.items():
         for step in steps:
-            # there are few tiers, few writes under way, and one row tells that tiers have to catch up
+            # there are few tiers and few writes under way, and one row shows whether a tier has pending writes
             few = ("CONSTANT ROW", "SCAN tiers", "record_by_reservation")
             if not any(each in step for each in few) and statement != "SELECT 1 FROM redo LIMIT 1":
                 assert not step.startswith("SCAN"), f"{statement}: {steps}"
-            # a list that depends on nothing outside is made whole, of however many rows
+            # SQLite materializes an uncorrelated list completely, however many rows it has
             assert not step.startswith("LIST SUBQUERY"), f"{statement}: {steps}"
 
 
@@ -184,7 +184,7 @@ def test_the_first_few_are_found_without_sorting_the_rest(catalog: Catalog, name
 
 
 def rows_stepped_over(catalog: Catalog, ask: Callable[[Catalog], object]) -> int:
-    """How many steps SQLite's machine takes for a question."""
+    """Return the number of steps of SQLite's virtual machine for a query."""
     steps = 0
 
     def count(event: dict[str, Any]) -> None:
@@ -230,7 +230,7 @@ def test_a_catalog_ten_times_as_large_takes_no_more_work(name: str, grown_catalo
 
 @pytest.fixture(scope="module")
 def grown_files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """They take longer to grow than to be asked."""
+    """Grown once for all tests, since growing takes longer than the queries."""
     files = [tmp_path_factory.mktemp("grown") / "router.db" for _ in range(2)]
     for path, size in zip(files, (300, 3000), strict=True):
         grown(size, path).close()

@@ -1,4 +1,4 @@
-"""Claims: one holder a name, no rings, first come first served, and nothing held by those who gave up."""
+"""Claims: one holder for each name, no deadlock, first come first served, and cancelled callers hold nothing."""
 
 from collections.abc import Awaitable, Callable
 from itertools import count
@@ -21,7 +21,7 @@ name_sets = st.lists(st.sampled_from(NAMES), max_size=4)
 
 
 class Taker:
-    """Takes `names` at its turn, holds them for some turns; is cancelled after some, if it is to be."""
+    """Takes `names` at its turn and holds them for some turns; may be cancelled after some turns."""
 
     def __init__(self, names: list[Name], after: int, holds: int, cancelled: int | None) -> None:
         self.names, self.after, self.holds, self.cancelled = names, after, holds, cancelled
@@ -45,8 +45,6 @@ def run(backend: str, main: Callable[[], Awaitable[Any]]) -> Any:
 @settings(max_examples=scaled(30))
 @given(st.lists(takers, max_size=8))
 def test_each_name_has_one_holder_and_all_get_their_turn(backend: str, takers: list[Taker]) -> None:
-    """Whoever takes whatever and is cancelled whenever each name has one holder and all get their turn."""
-
     async def main() -> None:
         claims = Claims()
         holders: dict[Name, Taker] = {}
@@ -113,7 +111,7 @@ def test_who_comes_first_is_served_first(backend: str, stays: list[bool]) -> Non
                     scopes[turn].cancel()
             await anyio.wait_all_tasks_blocked()
             first.release()
-            assert is_held(claims, NAMES[0]) == any(stays)  # handed over: nobody can slip in between
+            assert is_held(claims, NAMES[0]) == any(stays)  # handed over directly: no other caller can come between
             assert claims.take_if_free([NAMES[0]]) is None or not any(stays)
         assert served == [turn for turn, stay in enumerate(stays) if stay]
 
@@ -132,7 +130,7 @@ def test_a_name_handed_to_one_who_is_being_cancelled_goes_on_to_the_next(backend
         async def give_up() -> None:
             with scope:
                 claim = await claims.take([NAMES[0], NAMES[1]])
-                await anyio.lowlevel.checkpoint()  # on trio what was handed over in time is kept until here
+                await anyio.lowlevel.checkpoint()  # on trio a claim that was handed over in time is kept until here
                 claim.release()
             if scope.cancelled_caught and is_held(claims, NAMES[0]) and not got:
                 claim.release()
@@ -163,7 +161,7 @@ def test_a_claim_that_must_not_wait_takes_all_or_nothing(held: list[Name], wante
     assert (second is None) == bool(set(held) & set(wanted))
     assert {name for name in NAMES if is_held(claims, name)} == set(held) | set(wanted if second else [])
     first.release()
-    first.release()  # once more does no harm
+    first.release()  # a second release has no effect
     assert {name for name in NAMES if is_held(claims, name)} == set(wanted if second else [])
 
 

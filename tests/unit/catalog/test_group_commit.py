@@ -1,4 +1,4 @@
-"""Waiting for the disk together: one sync serves all who wait, and nobody is told of what is not certain."""
+"""Group commit: one sync serves all waiting callers, and no caller returns before its commit is durable."""
 
 import threading
 from collections import Counter
@@ -17,11 +17,11 @@ pytestmark = pytest.mark.anyio
 
 
 class Disk:
-    """A disk whose syncs end when they are let."""
+    """A disk whose syncs end when the test permits it."""
 
     def __init__(self) -> None:
         self.committed = 0
-        self.durable: list[int] = []  # what each sync has covered, in order
+        self.durable: list[int] = []  # the last commit that each sync covered, in order
         self.failing: set[int] = set()
         self.started = [threading.Event() for _ in range(9)]
         self.let = [threading.Event() for _ in range(9)]
@@ -38,7 +38,7 @@ class Disk:
 
 
 class Waiters:
-    """Callers that commit, and then wait for it to be durable."""
+    """Callers that commit and then wait until the commit is durable."""
 
     def __init__(self, tasks: anyio.abc.TaskGroup, disk: Disk, syncing: GroupCommit) -> None:
         self.tasks, self.disk, self.syncing = tasks, disk, syncing
@@ -74,7 +74,6 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def test_commits_after_a_sync_began_share_the_next_one() -> None:
-    """Who commits after a sync began waits for the next and one serves them all."""
     disk = Disk()
     syncing = GroupCommit(disk.sync)
     async with anyio.create_task_group() as tasks:
@@ -106,7 +105,8 @@ async def test_a_sync_that_fails_is_said_to_all_who_wait_and_the_next_one_works(
             await waiters.commit()
         disk.let[0].set()
         await until(lambda: len(waiters.refused) == 4)
-        assert not disk.started[1].is_set()  # a lost write is told once only: a later success would say nothing of it
+        # no second sync for these callers: the system reports a lost write once, so a later success would prove nothing
+        assert not disk.started[1].is_set()
         disk.let[1].set()
         await waiters.commit()
     assert sorted(waiters.refused) == [1, 2, 3, 4]
@@ -132,7 +132,6 @@ async def test_those_who_wait_do_not_depend_on_who_began() -> None:
 
 
 async def test_a_waiter_cancelled_before_its_sync_leaves_it_to_the_next() -> None:
-    """One who is cancelled before its sync begins leaves the next to begin it."""
     disk = Disk()
     syncing = GroupCommit(disk.sync)
     disk.let[0].set()
@@ -151,14 +150,14 @@ async def test_without_threads_the_sync_is_done_at_once() -> None:
     assert len(calls) == 2
 
 
-# How often a change waits for each disk: the catalog's, and those of the tiers that it touches.
+# The number of syncs of each disk during a change: the catalog's, and those of the tiers that it touches.
 CALLS: dict[str, tuple[tuple[str, dict[str, Any]], dict[str, int]]] = {
     "a write": (("remember", {"records": [{"content": "b"}]}), {"router": 1, "working": 1}),
     "several records to one tier": (
         ("remember", {"records": [{"content": c} for c in "bcd"]}),
         {"router": 1, "working": 1},
     ),
-    # as it is; it may be that the disk refused it
+    # repeated although nothing has changed, since the first write may have failed on the disk
     "a write that is repeated": (("remember", {"records": [{"id": "a", "content": "a", "key": "k"}]}), {"router": 1}),
     "a write to two tiers": (
         ("remember", {"records": [{"content": "b"}, {"content": "c", "tier": "semantic"}]}),

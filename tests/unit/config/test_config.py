@@ -1,4 +1,4 @@
-"""What federation.toml may say: the sample, every refusal, and properties of units, typos and circles."""
+"""federation.toml: the sample, every error, and properties of units, misspelt keys and cycles."""
 
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
@@ -139,7 +139,6 @@ def test_what_is_left_out_has_its_default() -> None:
 
 
 def test_a_summarizer_with_address_and_model_has_the_other_defaults() -> None:
-    """A summarizer with nothing but its address and model has the other defaults."""
     sparse = settings(summarizer())
     assert sparse.summarizer == Summarizer(
         url="http://127.0.0.1:11434/v1", model="small", token="", timeout=60, max_input=100_000
@@ -164,7 +163,6 @@ def test_paths_are_relative_to_the_file_unless_absolute() -> None:
     ],
 )
 def test_a_write_without_a_tier_goes_to_the_working_or_first_managed_one(text: str, name: str | None) -> None:
-    """A write that names no tier goes to the working tier or the first managed one."""
     working = settings(text).working
     assert (working and working.name) == name
 
@@ -190,7 +188,7 @@ def test_a_child_inherits_no_token_but_what_its_own_table_gives_it() -> None:
 
 
 def test_a_tiers_environment_names_the_tokens_that_it_alone_gets() -> None:
-    """A tier's environment names the tokens that it gets and nobody else."""
+    """Only a tier's environment gets the tokens that its settings name."""
     environ = {"PATH": "/bin", "T": "s3cret"}
     got = settings(tier("one", 'env = { T = "${T}", URL = "x:${T}@y" }') + tier("two"), **environ)
     assert got.child_environment(got.tier("one"), environ) == {"PATH": "/bin", "T": "s3cret", "URL": "x:s3cret@y"}
@@ -666,7 +664,7 @@ REFUSALS: dict[str, tuple[str, str]] = {
         "serve.principals[1]: another principal has the same token; each principal needs its own",
     ),
 }
-ALONGSIDE = {  # refusals that rightly come with a second one
+ALONGSIDE = {  # errors that rightly come with a second one
     "unknown table",
     "tiers as a list",
     "a principal with two tokens",
@@ -748,7 +746,6 @@ HOLDERS: Final = {
 @pytest.mark.parametrize("at", HOLDERS)
 @pytest.mark.parametrize("token", NO_HEADER_S)
 def test_a_token_that_no_header_can_carry_is_refused_at_its_variable(token: str, at: str) -> None:
-    """A token that no header can carry is refused at the variable that holds it."""
     assert mistakes(HOLDERS[at], HOLDER=token) == [
         f"{at}.token_env: a token must be printable ASCII without spaces and line ends; "
         "the one in the environment variable HOLDER is not"
@@ -776,7 +773,7 @@ def test_no_token_that_is_made_is_taken_for_a_variable_s_name() -> None:
 
 
 def token_file(tmp_path: Path, content: bytes | None) -> Any:
-    """The settings, or mistakes, of a file with a principal whose token is in another that holds this."""
+    """Return the token of a principal whose token file has this content, or the errors."""
     path = tmp_path / "token"
     if content is not None:
         path.write_bytes(content)
@@ -919,7 +916,7 @@ def test_a_duration_is_understood_or_refused_with_a_sentence(text: str) -> None:
         seconds = duration(text)
     except ValueError as problem:
         sentence = str(problem)
-    assert sentence.startswith('"') if sentence else seconds > 0  # the sentence begins with what came
+    assert sentence.startswith('"') if sentence else seconds > 0  # the message begins with the value
 
 
 KEYS = {

@@ -1,4 +1,4 @@
-"""What is drawn for a terminal: nothing is wider than it, and no word is broken."""
+"""Output for a terminal: no line is wider than the terminal, and no word is broken."""
 
 import re
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What the log would say with every call it says once."""
+"""A message that every call would log is logged once."""
 
 import logging
 

@@ -1,4 +1,4 @@
-"""What the programs write to stderr: it waits for no reader, and what is lost is counted."""
+"""The programs' stderr: writes never wait for a reader, and lost lines are counted."""
 
 import io
 import json
@@ -16,7 +16,7 @@ from a2m_router.process.log_text import TextFormatter
 from a2m_router.process.stderr import UnblockedStderr, unblocked_stderr
 from tests.support.unread import ROOM, Unread
 
-# seconds, and far more than anything here takes; a hang becomes a failure
+# seconds, far more than any step here takes; a hang becomes a failure
 PATIENCE: Final = 60
 
 
@@ -35,7 +35,6 @@ def test_a_name_that_is_no_utf_8_is_logged_in_either_form() -> None:
 
 
 def test_what_is_written_comes_out_whole_and_in_order(unread: Unread) -> None:
-    """What is written comes out whole and in order by whoever it is said."""
     stream = os.fdopen(unread.writing, "w", closefd=False)
     unblocked = UnblockedStderr(stream)
     handler = logging.StreamHandler(unblocked)

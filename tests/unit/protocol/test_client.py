@@ -1,4 +1,4 @@
-"""The client ends: many calls on one stream, child processes, HTTP."""
+"""The client side: many calls on one stream, child processes, HTTP."""
 
 import gc
 import gzip
@@ -58,7 +58,7 @@ def deadline(monkeypatch: pytest.MonkeyPatch) -> Deadline:
 
 
 class Script:
-    """The far end of a connection, in the test's own hands."""
+    """The far end of a connection, controlled by the test."""
 
     def __init__(self, requests: anyio.abc.ObjectReceiveStream[bytes], replies: Any) -> None:
         self._requests = requests
@@ -67,7 +67,7 @@ class Script:
         self._came: list[Any] = []
 
     async def next(self) -> Any:
-        """The next call."""
+        """Return the next call."""
         while not self._came:
             lines = self._splitter.feed(await self._requests.receive())
             self._came += [json.loads(line) for line in lines if line is not None]
@@ -102,7 +102,7 @@ async def scripted(buffer: float = 100, **options: Any) -> AsyncIterator[tuple[C
 
 
 class Outcome:
-    """What became of a call that runs in a task of its own."""
+    """The result of a call that runs in a task of its own."""
 
     def __init__(self) -> None:
         self.over = anyio.Event()
@@ -220,7 +220,7 @@ async def test_its_own_late_answer_settles_a_call(deadline: Deadline) -> None:
 
 
 async def test_the_answer_to_a_later_call_settles_a_call(deadline: Deadline) -> None:
-    """The answer to a later call settles a call and to an earlier one does not."""
+    """The answer to a later call resolves a call in doubt; the answer to an earlier one does not."""
     async with scripted() as (connection, script), anyio.create_task_group() as tasks:
         earlier = begin(tasks, connection)
         before = await script.next()
@@ -262,7 +262,6 @@ async def test_a_cancelled_call_tells_when_it_will_be_settled() -> None:
 
 
 async def test_a_peer_that_does_not_read_holds_no_call_beyond_its_deadline(deadline: Deadline) -> None:
-    """A peer that does not read does not hold a call beyond its deadline."""
     async with scripted(buffer=0) as (connection, script), anyio.create_task_group() as tasks:
         begun = begin(tasks, connection, "begun", timeout=deadline.SECONDS)
         await anyio.wait_all_tasks_blocked()
@@ -273,7 +272,7 @@ async def test_a_peer_that_does_not_read_holds_no_call_beyond_its_deadline(deadl
         deadline.passes()
         await never.over.wait()
         assert (begun.settled, never.settled) == (False, True)
-        # what was begun is finished, what was not is never sent
+        # a message that was begun is finished; one that was not is never sent
         good = begin(tasks, connection, "good")
         assert (await script.next())["method"] == "begun"
         call = await script.next()
@@ -418,7 +417,7 @@ async def said(connection: Any, method: str, timeout: float | None = 30, **param
 
 
 def runs(pid: int) -> bool:
-    """Whether there is such a process and it is not dead."""
+    """Return whether the process exists and is not a zombie."""
     try:
         return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
@@ -493,12 +492,12 @@ async def test_a_torn_answer_is_no_answer(peer: Child, caplog: pytest.LogCapture
 
 async def test_a_late_call_is_settled_by_the_death_of_the_child(peer: Child, deadline: Deadline) -> None:
     async def give_up() -> None:
-        await said(connection, "echo")  # the child has taken the call before this one
+        await said(connection, "echo")  # by its answer the child has received the call sent before this one
         deadline.passes()
 
     async with peer.connect() as connection:
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(give_up)  # as soon as this task waits
+            tasks.start_soon(give_up)  # runs as soon as this task waits
             with pytest.raises(NoAnswer) as unanswered:
                 await said(connection, "never", timeout=deadline.SECONDS)
         assert not unanswered.value.settled.is_set()
@@ -618,7 +617,7 @@ async def test_a_command_that_cannot_be_started_says_why(
         async with peer.connect(command, cwd=cwd):
             pass
     assert sentence in str(failure.value)
-    assert psutil.Process().num_fds() <= before  # fewer, if what an earlier test left is closed by now
+    assert psutil.Process().num_fds() <= before  # fewer if objects of an earlier test have been collected by now
 
 
 async def test_a_program_whose_interpreter_is_missing_says_so(peer: Child, tmp_path: Path) -> None:
@@ -637,11 +636,11 @@ async def test_what_is_raised_while_a_child_lives_comes_out_as_it_is(peer: Child
             raise ZeroDivisionError
 
 
-# HTTP, as far as it is no library's; tests/unit/tiers/test_http_links.py has the rest
+# HTTP, apart from the libraries' parts; tests/unit/tiers/test_http_links.py has the rest
 
 
 class Answering:
-    """The far end of an exchange: one answer to everything."""
+    """The far end of an exchange: one answer to every request."""
 
     def __init__(self, body: Any, status: int = 200, coding: str = "") -> None:
         self.posted: list[Any] = []
@@ -701,7 +700,7 @@ async def test_what_a_server_says_is_quoted_without_what_it_was_shown(secret: st
 @pytest.mark.parametrize("sent", [True, False])
 @simulated
 async def test_an_unanswered_call_over_http_settles_with_time(sent: bool) -> None:
-    """A call over http without an answer settles with time unless it never left."""
+    """An unanswered call over HTTP is resolved after some time; one that was never sent is resolved at once."""
 
     class Deaf:
         async def post(self, posting: Posting) -> Answer:

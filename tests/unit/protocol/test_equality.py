@@ -1,4 +1,4 @@
-"""JSON equality: atoms are equal just when the values are."""
+"""JSON equality: two atoms are equal exactly when the values are."""
 
 import json
 from decimal import Decimal
@@ -30,7 +30,7 @@ values = st.recursive(
 
 
 def equal(a: Any, b: Any) -> bool:
-    """JSON equality of two decoded values, written down as plainly as it can be."""
+    """Return whether two decoded values are equal, by the plainest rules."""
     if isinstance(a, bool) or isinstance(b, bool) or a is None or b is None:
         return a is b
     if isinstance(a, list) and isinstance(b, list):

@@ -1,6 +1,6 @@
-"""The log of events against the plainest model there is: a list of everything that ever happened.
+"""The event log against the plainest model: a list of all events.
 
-A2M_EXAMPLES=50 looks fifty times as long.
+A2M_EXAMPLES=50 runs fifty times as many examples.
 """
 
 import base64
@@ -23,7 +23,7 @@ BASE64: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-
 
 
 class Reader(msgspec.Struct, frozen=True):
-    """Who polls, and for what."""
+    """A client that polls, with its filter."""
 
     owner: str | None = None
     kinds: tuple[str, ...] | None = None
@@ -34,7 +34,7 @@ class Reader(msgspec.Struct, frozen=True):
 
 
 class Happening(msgspec.Struct, frozen=True):
-    """An event as the model knows it: what it is, and whose."""
+    """An event of the model, with its owner."""
 
     number: int
     kind: str
@@ -57,7 +57,7 @@ def number_of(told: Mapping[str, Any]) -> int:
     return int(told["id"] if told["kind"] == "written" else told["session"])
 
 
-# --- what is drawn
+# --- the drawn steps
 
 
 class Append(msgspec.Struct, frozen=True):
@@ -73,7 +73,7 @@ class Poll(msgspec.Struct, frozen=True):
 
 
 class Forge(msgspec.Struct, frozen=True):
-    """A poll with a cursor that the log has not given out: one of its own, spoilt, or one of an earlier log."""
+    """A poll with a cursor that this log did not return: a corrupted one, or one of an earlier log."""
 
     who: int
     limit: int | None
@@ -90,7 +90,7 @@ class Follow(msgspec.Struct, frozen=True):
 
 
 class Take(msgspec.Struct, frozen=True):
-    """Up to so many notifications of a follower's."""
+    """Take up to so many notifications of a follower."""
 
     who: int
     most: int
@@ -120,7 +120,7 @@ steps = st.one_of(
 
 
 class Position(msgspec.Struct, frozen=True):
-    """Where a reader's cursor may stand: behind what it was told last, and at the latest at what is next for it."""
+    """The range of positions of a reader's cursor: after the last event that it got, at most at its next one."""
 
     cursor: str
     earliest: int
@@ -134,13 +134,13 @@ class Subscription(msgspec.Struct):
 
 
 class Machine:
-    """A log and the model beside it. Each step raises AssertionError for an answer that cannot be true."""
+    """A log and its model. Each step raises AssertionError for an answer that cannot be true."""
 
     def __init__(self, retained: int, readers: Sequence[Reader]) -> None:
         self.retained = retained
         self.readers = readers
         self.cursors: list[str] = []
-        self.others: list[str] = []  # of earlier logs
+        self.others: list[str] = []  # cursors of earlier logs
         self._start()
 
     def _start(self) -> None:
@@ -210,7 +210,7 @@ class Machine:
         self._told(who, polled, self.first, forge.limit)
 
     def _told(self, who: int, polled: Polled, start: int, limit: int | None) -> None:
-        """What follows from `start` on, that is kept and is for this reader, and no more of it than `limit`."""
+        """Assert that a poll returned the retained events for this reader from `start` on, and at most `limit`."""
         reader = self.readers[who]
         due = [each for each in self.happened[max(start, self.first) :] if each.is_for(reader)]
         told = due[:limit]
@@ -235,7 +235,7 @@ class Machine:
         if who in self.following:
             ended = self.following.pop(who)
             ended.follower.close()
-            ended.follower.close()  # twice is no matter
+            ended.follower.close()  # a second close has no effect
             self.carry_out(Append("written", None, "working"))
             assert ended.wakes == []
 
@@ -269,14 +269,13 @@ class Machine:
 def test_successive_polls_see_every_retained_event_once_in_order(
     retained: int, readers: list[Reader], steps: list[Step]
 ) -> None:
-    """Successive polls see every retained event once in order and say what they missed."""
     machine = Machine(retained, readers)
     for step in steps:
         machine.carry_out(step)
     for who in range(len(readers)):
         machine.carry_out(Poll(who, None, anew=False))
         machine.carry_out(Take(who, retained + 1))
-    # a cursor says nothing by its length, and none is like another
+    # cursors have one length and are all different, so that they reveal nothing
     assert len({len(cursor) for cursor in machine.cursors}) == 1
     assert len(set(machine.cursors)) == len(machine.cursors)
 
@@ -305,19 +304,18 @@ def test_a_reader_cannot_tell_whether_others_did_anything(owner: str, story: lis
 
 
 def observed(polled: Polled) -> tuple[Any, ...]:
-    """All that a reader gets who does not know the key."""
+    """Return everything that a reader without the key can observe."""
     return polled.events, polled.more, polled.reset, len(polled.cursor)
 
 
 def test_no_byte_of_a_cursor_stands_for_a_position() -> None:
     log = EventLog(4)
     cursors = [base64.urlsafe_b64decode(log.poll(Sight(), None, None, None).cursor) for _ in range(200)]
-    # one of 200 random bytes is sure to be unlike the others
+    # no byte is the same in 200 cursors
     assert all(len(set(column)) > 1 for column in zip(*cursors, strict=True))
 
 
 def test_a_cursor_of_another_log_is_not_taken_at_the_same_position() -> None:
-    """The cursor of another log is none of this one even at the same position."""
     logs = [EventLog(4), EventLog(4)]
     for log in logs:
         log.append(written(1))
@@ -328,7 +326,7 @@ def test_a_cursor_of_another_log_is_not_taken_at_the_same_position() -> None:
 
 
 def test_without_a_limit_a_poll_returns_a_thousand_events() -> None:
-    """Without a limit a thousand events are told and the rest after them."""
+    """Without a limit a poll returns a thousand events; later polls return the rest."""
     log = EventLog(3000)
     cursor = log.poll(Sight(), None, None, None).cursor
     for number in range(2500):
@@ -346,7 +344,7 @@ def test_without_a_limit_a_poll_returns_a_thousand_events() -> None:
 
 
 class Counted:
-    """An event that counts how often it is looked at, which is not often."""
+    """An event that counts how often it is read."""
 
     def __init__(self) -> None:
         self.looks = 0
@@ -358,7 +356,6 @@ class Counted:
 
 
 def test_a_poll_near_the_end_of_a_long_log_reads_only_what_is_new() -> None:
-    """A poll near the end of a long log looks at what is new and at nothing else."""
     counted: Any = Counted()
     log = EventLog(100_000)
     for _ in range(100_005):

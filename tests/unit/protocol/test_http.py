@@ -1,4 +1,4 @@
-"""The HTTP binding's server end and the door's rules, over real sockets."""
+"""The server side of the HTTP binding and its authentication, over real sockets."""
 
 import contextlib
 import hashlib
@@ -186,7 +186,7 @@ async def test_an_endless_body_is_not_read() -> None:
     async with served(app()) as client:
         with anyio.fail_after(20), contextlib.suppress(httpx.ReadError):
             await client.post("/", content=endless(), headers=JSON)
-        assert sent < 2**26  # what the sockets hold, and not the whole of it
+        assert sent < 2**26  # only as much as the sockets buffer
 
 
 async def test_a_client_that_asks_first_is_refused_before_it_sends() -> None:
@@ -238,7 +238,7 @@ async def test_without_a_right_token_nobody_comes_in(shown: str | None) -> None:
 
 
 async def answers_to(shown: Iterable[str | None]) -> set[tuple[Any, ...]]:
-    """The different answers to a call with each of these in `Authorization`."""
+    """Return the distinct answers to calls with these values in `Authorization`."""
     answers = set()
     async with served(app(principals=[ALICE, BOB])) as client:
         for value in shown:
@@ -268,7 +268,7 @@ async def test_what_is_no_bearer_is_not_called_a_token_and_not_repeated(shown: s
 async def test_a_refused_client_is_logged_by_its_address_without_its_token(
     headers: dict[str, str], word: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who is refused is in the log with its address and without its token."""
+    """The log has one line with the address of a rejected client, and without its token."""
     monkeypatch.setattr(f"{HTTP}._throttle", LogThrottle(logging.getLogger(HTTP)))
     async with served(app(principals=[ALICE])) as client:
         for _ in range(9):
@@ -281,7 +281,6 @@ async def test_a_refused_client_is_logged_by_its_address_without_its_token(
 async def test_a_liveness_check_is_logged_only_with_a_wrong_token(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who asks whether it is alive is in the log only with a wrong token."""
     monkeypatch.setattr(f"{HTTP}._throttle", LogThrottle(logging.getLogger(HTTP)))
     page = {"Origin": "https://app.example"}
     async with served(app(origins=["https://app.example"], principals=[ALICE])) as client:
@@ -294,7 +293,7 @@ async def test_a_liveness_check_is_logged_only_with_a_wrong_token(
         assert [record.levelno for record in caplog.records] == [logging.WARNING]
 
 
-# --- whom a request is for
+# --- the host of a request
 
 EVERY_PATH = ["/", "/healthz", "/readyz", "/.well-known/a2m-server.json", "/nowhere", "/%00"]
 OURS = ["localhost", "LocalHost", "127.0.0.1", "127.9.8.7", "[::1]", "[0:0::1]"]
@@ -306,7 +305,7 @@ NOT_OURS = [
 
 
 async def answered(client: httpx.AsyncClient, request: bytes) -> bytes:
-    """All that comes on a connection of its own, to its end."""
+    """Return all bytes of the answer on a connection of its own."""
     came = bytearray()
     async with await anyio.connect_tcp("127.0.0.1", client.base_url.port or 0) as stream:
         await stream.send(request)
@@ -333,7 +332,7 @@ async def test_a_request_for_another_host_is_refused_at_every_path(path: str) ->
 
 
 async def test_a_web_page_whose_name_resolves_to_this_machine_learns_nothing() -> None:
-    """To its browser it is of the same origin, so it need not ask first, nor say where it comes from."""
+    """For its browser the page has the same origin, so it sends no preflight and no Origin."""
     async with served(app(principals=[ALICE])) as client:
         page = {"Host": f"evil.example:{client.base_url.port}", "Sec-Fetch-Site": "same-origin"}
         for path in EVERY_PATH:
@@ -363,7 +362,7 @@ async def test_a_name_that_the_settings_list_is_this_server_s_too() -> None:
 
 
 async def test_what_it_was_told_to_listen_on_is_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine's own name is an address of its loopback on many a machine."""
+    """On many machines the host name is an address of the loopback interface."""
 
     async def known(host: str, *rest: Any, **more: Any) -> Any:
         return await found("127.0.1.1" if host == "This.Machine" else host, *rest, **more)
@@ -432,7 +431,7 @@ async def test_a_target_without_a_host_is_refused(target: str) -> None:
         assert status_of(await answered(client, as_to_a_proxy("GET", target))) == 400
 
 
-# what would be a second request to whoever has read the other of the two headers
+# a second request for a parser that uses the other one of the two headers
 SMUGGLED = b"GET /nowhere HTTP/1.1\r\nHost: localhost\r\n\r\n"
 TWO_LENGTHS = [
     b"Content-Length: %d\r\nTransfer-Encoding: chunked\r\n",
@@ -444,7 +443,7 @@ TWO_LENGTHS = [
 @pytest.mark.parametrize("lengths", TWO_LENGTHS)
 @pytest.mark.parametrize("path", [b"/", b"/healthz", b"/nowhere"])
 async def test_two_lengths_of_a_body_are_refused_and_end_the_connection(lengths: bytes, path: bytes) -> None:
-    """Two ways to tell where a body ends are refused and the connection ends."""
+    """A request with two lengths of its body is rejected, and the connection is closed."""
     body = b"0\r\n\r\n" + SMUGGLED
     head = b"POST %b HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n" % path
     said = lengths % ((len(body),) * lengths.count(b"%d"))
@@ -537,7 +536,6 @@ async def test_calls_under_way_are_answered_when_the_server_stops(by: str) -> No
 async def test_an_unfinished_request_does_not_keep_the_server_from_ending(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A connection that never finishes its request does not keep the server."""
     monkeypatch.setattr("a2m_router.protocol.server.http._GRACE", 1)
     async with anyio.create_task_group() as tasks:
         server = HttpServer(app(), "127.0.0.1", 0)
@@ -547,7 +545,7 @@ async def test_an_unfinished_request_does_not_keep_the_server_from_ending(
                 b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{"
             )
             async with httpx.AsyncClient(timeout=20, verify=False) as client:
-                await client.post(f"http://127.0.0.1:{port}/", json=CALL)  # the torn one was accepted before
+                await client.post(f"http://127.0.0.1:{port}/", json=CALL)  # `torn` was accepted before this one
             server.stop()
             with anyio.fail_after(20), contextlib.suppress(anyio.BrokenResourceError):
                 assert b"".join([chunk async for chunk in torn]) == b""

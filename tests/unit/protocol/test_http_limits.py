@@ -1,4 +1,4 @@
-"""What the HTTP server spends on its callers at most: places, bytes, connections and time, over real sockets."""
+"""The most that the HTTP server spends on its clients: requests, bytes, connections and time, over real sockets."""
 
 import asyncio
 import contextlib
@@ -30,8 +30,8 @@ from a2m_router.protocol.server.http_limits import DEFAULT_LIMITS, MIN_RATE, Bus
 from a2m_router.protocol.server.server import Caller
 from tests.support.examples import scaled
 
-PATIENCE = 20  # far more than anything here takes; a hang becomes a failure
-SOON = 0.4  # an idle_timeout that passes soon, and in which a busy machine can still send a request
+PATIENCE = 20  # far more than any step here takes; a hang becomes a failure
+SOON = 0.4  # a short idle_timeout in which a busy machine can still send a request
 CALL = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "memory/describe"}).encode()
 POST = b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 
@@ -51,7 +51,7 @@ ALICES = b"Authorization: Bearer open sesame\r\n"
 
 
 class Gate:
-    """An `Answering` whose calls wait until they are let through. `begun` and `ended` count them."""
+    """An `Answering` whose calls wait until the gate opens. `begun` and `ended` count them."""
 
     def __init__(self, answer: bytes = b"{}") -> None:
         self.begun = self.ended = 0
@@ -94,7 +94,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 class Wire:
-    """A client that sends exactly what it is told."""
+    """A client that sends exactly the given bytes."""
 
     def __init__(self, stream: anyio.abc.ByteStream) -> None:
         self._stream = stream
@@ -119,7 +119,7 @@ class Wire:
         return await self.ask(posted(body, headers))
 
     async def closed(self) -> bytes:
-        """What comes before the server closes the connection."""
+        """Return the bytes that come before the server closes the connection."""
         rest = bytearray()
         with anyio.fail_after(PATIENCE), contextlib.suppress(anyio.EndOfStream, anyio.BrokenResourceError):
             while True:
@@ -127,7 +127,7 @@ class Wire:
         return bytes(rest)
 
     async def trickle(self, piece: bytes = b"x") -> bytes:
-        """Sends a piece now and then until the server closes the connection; what has come by then."""
+        """Send a piece now and then until the server closes the connection; return the bytes that came."""
         async with anyio.create_task_group() as tasks:
 
             async def send() -> None:
@@ -159,16 +159,16 @@ class Served:
             return await wire.call(body, headers)
 
     async def until_it_is_held(self, too_much: int) -> None:
-        """Until a body of that many bytes does not fit any more."""
+        """Wait until a body of that many bytes does not fit any more."""
         with anyio.fail_after(PATIENCE):
             while (await self.call(b"x" * too_much)).status != 503:
                 pass
 
     async def until_there_is_room(self, body: bytes = CALL) -> None:
-        """What a client leaves is free as soon as the server has noticed; nobody is told when."""
+        """Wait until the server has noticed that clients have gone; there is no event for it."""
         with anyio.fail_after(PATIENCE):
             while True:
-                with contextlib.suppress(anyio.IncompleteRead, anyio.BrokenResourceError):  # cut off, if time is short
+                with contextlib.suppress(anyio.IncompleteRead, anyio.BrokenResourceError):  # cut off if time is short
                     if (await self.call(body)).status != 503:
                         return
 
@@ -211,11 +211,11 @@ def is_busy(answer: Answer) -> bool:
     return answer.status == 503
 
 
-# --- places and bytes
+# --- requests and bytes
 
 
 class Interleavings(RuleBasedStateMachine):
-    """Requests come, grow, shrink and go in any order; a model of plain numbers says what must have happened."""
+    """Requests come, grow, shrink and end in any order; a model of plain numbers predicts the answers."""
 
     MAX_REQUESTS, MAX_HELD = 3, 100
     requests = Bundle("requests")
@@ -277,7 +277,7 @@ TestInterleavings = Interleavings.TestCase
 
 
 class Visit:
-    """One request straight to the application; what its client does and how its call ends is said step by step."""
+    """One request directly to the application; the test determines each step of its client and the end of its call."""
 
     def __init__(self, declared: bool, sizes: list[int]) -> None:
         self.status: int | None = None
@@ -320,7 +320,7 @@ class Visit:
 
 
 async def settled() -> None:
-    """Until nobody has anything to do: no step of a request takes this many turns of the loop."""
+    """Wait until no task has anything to do: no step of a request takes so many turns of the loop."""
     for _ in range(20):
         await anyio.lowlevel.checkpoint()
 
@@ -338,7 +338,7 @@ STEPS = ("send", "send", "send", "hang up", "cancel", "answer", "fail")
 def test_however_requests_end_their_room_is_free_again(
     requests: list[tuple[bool, list[int]]], steps: list[tuple[int, str]], backend: str
 ) -> None:
-    """Bodies come in pieces, stop, are hung up on, are cancelled; answers fail; all of it in any order."""
+    """Bodies come in pieces, stop, are cut off or cancelled, and answers fail, in any order."""
     limits = HttpLimits(max_requests=3, max_held=90)
     under_way: list[int] = []
 
@@ -395,10 +395,10 @@ async def test_one_request_too_many_is_refused_at_once() -> None:
     gate = Gate()
     async with served(gate, HttpLimits(max_requests=2)) as server, server.wire() as first, server.wire() as second:
         await first.send(posted(CALL))
-        await second.send(announced(100))  # it is under way, though nothing of its body has come
+        await second.send(announced(100))  # it counts as under way before any byte of its body has come
         await gate.until(lambda: gate.begun == 1)
         async with server.wire() as third:
-            refused = await third.ask(announced(1000))  # and not a byte of its body is waited for
+            refused = await third.ask(announced(1000))  # the server does not wait for the body
             assert is_busy(refused)
             assert b"try again" in refused.body
         assert gate.begun == 1
@@ -491,7 +491,7 @@ async def test_what_is_refused_for_its_length_holds_nothing() -> None:
         async with server.wire() as holding:
             await holding.send(announced(1000))
             await server.until_it_is_held(1)
-            # it will never fit, so there is no use in trying again
+            # it will never fit, so the answer is not to try again later
             assert (await server.call(b"x" * 2000)).status == 413
         await wire.send(b"x" * 2500)
         assert (await wire.answer()).status == 413
@@ -515,7 +515,7 @@ async def test_a_body_that_is_too_long_is_not_held(declared: bool) -> None:
         assert peak < (3 if declared else 7) * 2**20
 
 
-# --- clients that are gone, and clients that do not read
+# --- clients that have gone, and clients that do not read
 
 
 @pytest.mark.anyio
@@ -532,7 +532,7 @@ async def test_a_call_whose_client_is_gone_is_called_off() -> None:
 
 @pytest.mark.anyio
 async def test_a_call_that_must_be_finished_keeps_its_place_without_its_client() -> None:
-    """What must be finished is though its client is gone and keeps its place until then."""
+    """A call that must be finished goes on without its client, and counts as under way until its end."""
     gate = Gate()
 
     async def finished(message: bytes, caller: Caller) -> bytes | None:
@@ -575,7 +575,7 @@ async def test_a_client_that_does_not_read_holds_no_body_any_more() -> None:
 
 
 class Stuck(asyncio.Transport):
-    """A connection whose client takes nothing."""
+    """A connection whose client reads nothing."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -596,7 +596,7 @@ class Stuck(asyncio.Transport):
 
 @pytest.mark.anyio
 async def test_a_client_that_does_not_take_the_last_of_its_answer_is_cut_off_too() -> None:
-    """Too little is left for the transport to say that it cannot write, and closing would wait for it to be written."""
+    """The rest is too short to pause the transport, and closing would wait until it is written."""
     app = application(at_once, admit=admission((), ()), profile=profile)
     state, stuck = ServerState(), Stuck()
     connection = HttpConnection(ConnectionConfig(app, HttpLimits(idle_timeout=SOON), lifespan="off"), state, {})
@@ -636,7 +636,7 @@ async def test_a_client_that_asks_on_and_on_and_never_reads_is_cut_off() -> None
 
 @given(took=st.floats(0, 1e6), came=st.integers(0, 2**30), idle=st.floats(0.1, 1e3))
 def test_a_body_has_time_by_its_length_and_must_not_stand_still(took: float, came: int, idle: float) -> None:
-    """A body has its time from the start and by its length and never stands still."""
+    """A body has a time limit by its length from the start, and another one between two pieces."""
     left = patience(took, came, idle)
     assert left <= idle
     assert (left > 0) == (took < idle + came / MIN_RATE)
@@ -715,7 +715,7 @@ async def test_a_call_under_way_is_not_cut_off_for_its_silence() -> None:
         await wire.send(posted(CALL))
         await gate.until(lambda: gate.begun == 1)
         async with server.wire() as silent:
-            assert await silent.closed() == b""  # by now an idle_timeout has passed
+            assert await silent.closed() == b""  # an idle_timeout has passed by now
         gate.open.set()
         assert (await wire.answer()).status == 200
 
@@ -729,7 +729,7 @@ async def test_a_connection_too_many_is_told_so_and_closed() -> None:
         async with server.wire() as first, server.wire() as second:
             assert (await first.call()).status == (await second.call()).status == 200
             async with server.wire() as third:
-                refused = await third.answer()  # it has asked for nothing
+                refused = await third.answer()  # although it has sent no request
                 assert is_busy(refused)
                 assert refused.headers["connection"] == "close"
                 assert await third.closed() == b""
@@ -740,7 +740,7 @@ async def test_a_connection_too_many_is_told_so_and_closed() -> None:
 
 @pytest.mark.anyio
 async def test_a_pile_of_connections_does_not_grow() -> None:
-    """A pile of connections does not grow and those that are in are served."""
+    """Many surplus connections are closed, and the established ones are served."""
     async with served(limits=HttpLimits(max_connections=10)) as server, server.wire() as early:
         assert (await early.call()).status == 200
         async with contextlib.AsyncExitStack() as stack:
@@ -788,10 +788,10 @@ async def test_a_head_that_is_too_long_is_431(bomb: str, size: int, caplog: pyte
 
 @pytest.mark.anyio
 async def test_a_head_that_never_ends_is_431_and_its_sender_is_cut_off() -> None:
-    """A head that never ends is 431 and whoever goes on sending is cut off."""
+    """A head without an end is answered 431, and a client that goes on sending is cut off."""
     limits = HttpLimits(max_header=2000, max_connections=1, idle_timeout=SOON)
     async with served(limits=limits) as server, server.wire() as wire:
-        await wire.send(b"x" * 3000)  # at once, for time must not be up before it is too long
+        await wire.send(b"x" * 3000)  # in one piece, so that the time limit does not come first
         assert (await wire.trickle(b"x" * 1000)).startswith(b"HTTP/1.1 431 ")
         with anyio.fail_after(PATIENCE), contextlib.suppress(anyio.BrokenResourceError):
             while True:
@@ -869,7 +869,7 @@ async def test_whatever_is_sent_the_server_goes_on_and_nothing_leaks(caplog: pyt
     assert "Exception" not in caplog.text
 
 
-# --- what polite clients do
+# --- well-behaved clients
 
 
 @pytest.mark.anyio
@@ -888,7 +888,7 @@ async def test_a_client_that_asks_first_is_told_to_go_on() -> None:
 
 @pytest.mark.anyio
 async def test_a_client_that_asks_first_and_is_refused_need_not_send() -> None:
-    """Whether it sends the body then is its choice, so what follows could not be told apart from a request."""
+    """The client may then send the body or not, so the server cannot tell its bytes from a request."""
     gate = Gate()
     limits = HttpLimits(max_requests=1)
     async with served(gate, limits, principals=[ALICE]) as server, server.wire() as first:
@@ -902,7 +902,7 @@ async def test_a_client_that_asks_first_and_is_refused_need_not_send() -> None:
         gate.open.set()
 
 
-# --- is it alive, is it ready
+# --- liveness and readiness
 
 
 def get(path: bytes, headers: bytes = b"", version: bytes = b"1.1", method: bytes = b"GET") -> bytes:
@@ -911,7 +911,7 @@ def get(path: bytes, headers: bytes = b"", version: bytes = b"1.1", method: byte
 
 @pytest.mark.anyio
 async def test_a_full_server_still_answers_that_it_is_alive() -> None:
-    """Whoever asks is told that the server is alive even when it is full."""
+    """A full server still answers that it is alive and ready."""
     limits = HttpLimits(max_requests=0)
     async with served(limits=limits, principals=[ALICE]) as server, server.wire() as wire:
         for path, word in [(b"/healthz", b"alive"), (b"/readyz", b"ready")]:

@@ -1,4 +1,4 @@
-"""The line framing and the stdio binding's server end, over pipes, sockets, files and real processes."""
+"""The framing by line and the server side of the stdio binding, over pipes, sockets, files and real processes."""
 
 import os
 from collections.abc import Iterator
@@ -71,7 +71,7 @@ async def everything(source: anyio.abc.ByteReceiveStream) -> bytes:
 
 
 class Sent:
-    """A sink that keeps what is sent, piece by piece."""
+    """A sink that keeps the sent pieces."""
 
     def __init__(self) -> None:
         self.pieces: list[bytes] = []
@@ -88,14 +88,14 @@ class Sent:
 
 
 async def served(*chunks: bytes, answer: Any = echo, **limits: Any) -> list[bytes]:
-    """What the server sends, piece by piece, when these chunks arrive and then the end."""
+    """Return the pieces that the server sends for these chunks and the end of input."""
     sent = Sent()
     sending, receiving = anyio.create_memory_object_stream[bytes](len(chunks))
     with sending, receiving:
         for chunk in chunks:
             sending.send_nowait(chunk)
         sending.close()
-        await serve_lines(answer, receiving, sent, **limits)  # type: ignore[arg-type]  # all of a stream that it needs
+        await serve_lines(answer, receiving, sent, **limits)  # type: ignore[arg-type]  # all that it needs
     return sent.pieces
 
 
@@ -108,7 +108,6 @@ async def test_answers_that_are_ready_together_go_out_in_one_piece() -> None:
 
 
 async def test_all_lines_of_a_chunk_are_begun_before_the_first_is_worked_on() -> None:
-    """All lines of a chunk are begun in order before the first is worked on."""
     story: list[str] = []
 
     async def answer(message: bytes, _: Caller) -> bytes | None:

@@ -1,4 +1,4 @@
-"""Moments as callers write them: any form of RFC 3339 is taken, and kept as UTC milliseconds."""
+"""Timestamps of callers: every form of RFC 3339 is accepted, and kept as UTC milliseconds."""
 
 import json
 import re
@@ -31,7 +31,7 @@ def test_a_moment_is_the_same_in_every_form(at: int, offset: int, digits: str, s
             timezone(timedelta(minutes=offset))
         )
     except OverflowError:
-        return  # that place has no name for it
+        return  # datetime cannot represent this moment in that zone
     sign = "-" if offset < 0 else "+"
     zone = f"{sign}{abs(offset) // 60:02}:{abs(offset) % 60:02}"
     text = local.replace(tzinfo=None).isoformat(separator, "milliseconds") + digits + zone
@@ -55,7 +55,7 @@ def test_a_leap_second_is_the_one_after_it() -> None:
 def test_what_names_no_moment_is_refused_by_what_it_is(text: str) -> None:
     with pytest.raises(ValueError, match=re.escape(f"got {text[:40]!r}")):
         moment(text)
-    # of a server's own records one without an offset is told apart all the same
+    # without an offset it is invalid from a caller, and accepted in a server's own record
     assert normalised(text) == ("2026-07-28T10:15:30.000Z" if text == "2026-07-28T10:15:30" else None)
 
 

@@ -1,4 +1,4 @@
-"""Fusion: many rankings become one, by place alone; the router's own rankings over a pool."""
+"""Fusion: many rankings become one, by rank alone; and the router's own rankings of the pool."""
 
 import math
 import sys
@@ -101,7 +101,7 @@ def test_a_weight_that_is_not_above_0_is_refused(weight: float) -> None:
 
 
 def bm25(query: str, text: str, pool: Mapping[str, str]) -> float:
-    """The textbook's sum, one document at a time."""
+    """Return the textbook's BM25 score of one document."""
     words = tokens(text)
     mean = sum(len(tokens(each)) for each in pool.values()) / len(pool)
     score = 0.0

@@ -1,4 +1,4 @@
-"""The policy: an order that does not age, and evictions that tear no group."""
+"""The policy: an order that does not age, and evictions that split no group."""
 
 from fractions import Fraction
 from itertools import pairwise
@@ -12,7 +12,7 @@ HALF_LIVES = [60, 300, 3600, 86_400]
 
 
 def retention(salience: Fraction, count: int, touched: int, half_life: int, now: int) -> Fraction:
-    """§3.4's formula, exactly; for ages that are whole half-lives."""
+    """Return the retention of §3.4 exactly, for ages that are whole half-lives."""
     halvings, rest = divmod(now - touched, half_life * 1000)
     assert rest == 0
     return salience * (1 + count) * (Fraction(1, 2**halvings) if halvings >= 0 else Fraction(2**-halvings))
@@ -75,7 +75,7 @@ units = st.lists(st.integers(1, 5), max_size=12).map(
 
 
 def gone(units: list[Unit], capacity: int) -> list[Unit]:
-    """Naively: the weakest unit goes for as long as there are too many records, and more than one unit."""
+    """Return the units that leave: the weakest, while there are too many records and more than one unit."""
     left = list(units)
     while len(left) > 1 and sum(unit.weight for unit in left) > capacity:
         left.remove(min(left, key=lambda unit: unit.strength))

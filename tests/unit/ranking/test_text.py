@@ -1,4 +1,4 @@
-"""The one tokenizer and the sentence splitter: what they promise for any text."""
+"""The tokenizer and the sentence splitter: properties that hold for any text."""
 
 import sys
 import threading
@@ -13,7 +13,7 @@ from snowballstemmer.english_stemmer import EnglishStemmer
 
 from a2m_router.ranking.text import MAX_TOKEN, STOP_WORDS, query_tokens, sentences, tokens
 
-# Scripts, marks, symbols and separators that meet in real texts, and those that meet only in hostile ones.
+# Scripts, marks, symbols and separators of real texts, and those of hostile texts only.
 LETTERS = "abcdeinorstyz ABCDEINORSTYZ éèñüçÅøßİı ΣσςЖж שלום العربية हिन्दी ไทย 猫漢字カナがぱ한국어 ﬁ½²①ｶﾞ"
 ODDITIES = (
     "\0\t\n _-.'’,!?。！？「」\u0300\u0301\u0323\u3099\u200d\ufe0f\xad\u202e\U0001f389\U000e0101\ufdfa\u1100\u1161"
@@ -68,7 +68,7 @@ def test_accents_are_gone_from_tokens(text: str) -> None:
 def test_accents_are_folded_after_stemming() -> None:
     assert tokens("cafés café cafe") == ["cafe"] * 3
     assert tokens("naïve naive") == ["naiv"] * 2
-    # The English rules take an e off, but not an é.
+    # The English stemmer removes an e, but not an é.
     assert tokens("résumé resume") == ["resume", "resum"]
 
 
@@ -139,7 +139,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("unit", HOSTILE.values(), ids=HOSTILE)
 def test_time_is_linear_in_the_length(unit: str) -> None:
-    # Anything quadratic takes minutes for this much; what is linear, a second at most on a slow machine.
+    # A quadratic algorithm would take minutes for this text; a linear one takes a second at most on a slow machine.
     text = "a" + unit * (300_000 // len(unit))
     began = time.process_time()
     tokens(text)

@@ -1,4 +1,4 @@
-"""One SQLite file: who may have it, what is refused and in which words, and all or nothing."""
+"""An SQLite file: one process at a time, the error messages, and atomic changes."""
 
 import logging
 import os
@@ -48,7 +48,7 @@ def rows(of: Database, table: str) -> list[object]:
 
 
 def holder(path: Path) -> "subprocess.Popen[str]":
-    """A process that has the file until its input ends."""
+    """Start a process that holds the file open until its input ends."""
     program = (
         "import sys; from pathlib import Path; from tests.support.catalogs import opened;"
         "catalog = opened(Path(sys.argv[1])); print('open', flush=True); sys.stdin.read(); catalog.close()"
@@ -67,7 +67,7 @@ def holder(path: Path) -> "subprocess.Popen[str]":
 
 @contextmanager
 def without_privileges() -> Iterator[None]:
-    """The superuser may write everywhere; so be somebody else."""
+    """Run the block as an unprivileged user, since the superuser may write everywhere."""
     if os.geteuid() != 0:
         yield
         return
@@ -78,7 +78,7 @@ def without_privileges() -> Iterator[None]:
         os.seteuid(0)
 
 
-# --- what is refused
+# --- rejected files
 
 
 def test_a_newer_file_is_refused_by_name(tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ def test_a_folder_that_is_a_file_is_refused(tmp_path: Path) -> None:
 
 @pytest.fixture
 def reachable() -> Iterator[Path]:
-    """A folder that every user can enter; those of pytest are closed to others."""
+    """Yield a folder that every user can enter; pytest's folders are closed to others."""
     with TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)
         yield Path(folder).resolve()
@@ -196,7 +196,6 @@ def test_a_missing_folder_is_made(tmp_path: Path) -> None:
 
 @pytest.mark.process
 def test_a_file_in_use_is_refused_and_the_process_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file in use by another process is refused and the sentence names it."""
     monkeypatch.setattr(a2m_router.storage.database, "_HANDOVER_SECONDS", 0.1)
     path = tmp_path / "catalog.db"
     with holder(path) as process:
@@ -219,7 +218,6 @@ def test_a_process_that_is_just_ending_is_waited_for(tmp_path: Path, monkeypatch
 
 @pytest.mark.process
 def test_a_killed_process_leaves_the_file_free_and_its_commits_there(tmp_path: Path) -> None:
-    """A process that was killed leaves the file free and its commits there."""
     path = tmp_path / "catalog.db"
     catalog = opened(path)
     write(catalog, entry("x"))
@@ -256,7 +254,7 @@ def test_an_older_file_is_brought_up_to_date_with_what_it_holds(tmp_path: Path) 
     with closing(database(path)) as new:
         assert rows(new, "second") == [1, "x"]
         assert rows(new, "first") == []
-    with closing(database(path)) as again:  # each step once
+    with closing(database(path)) as again:  # each step runs once
         assert rows(again, "second") == [1, "x"]
 
 
@@ -271,7 +269,7 @@ def test_a_migration_that_fails_changes_nothing(tmp_path: Path, callable: bool) 
     with closing(database(path, STEPS[:1])) as old:
         old.connection.execute("INSERT INTO first VALUES (1)")
     assert "nowhere" in refusal(path, [*STEPS, failing])
-    with closing(database(path, STEPS[:1])) as same:  # not newer: the version is what it was
+    with closing(database(path, STEPS[:1])) as same:  # its version has not changed
         assert rows(same, "first") == [1]
         assert same.connection.execute("SELECT name FROM sqlite_schema").get == "first"
 
@@ -294,7 +292,7 @@ def test_the_catalogs_own_schema_takes_a_further_step_or_stays_as_it_is(tmp_path
 
 
 class Undone(Exception):
-    """What makes a transaction fail."""
+    """The exception that makes a transaction fail."""
 
 
 nested = st.recursive(
@@ -306,10 +304,10 @@ nested = st.recursive(
 
 @given(nested)
 def test_a_transaction_inside_another_is_undone_by_itself_and_with_it(tree: object) -> None:
-    """A tree: a number is written, a list is a transaction which fails if the flag beside it says so."""
+    """A number in the tree is written; a list is a transaction, which fails if its flag is set."""
 
     def carry_out(node: object) -> list[object]:
-        """What of it should be there if all around it succeeds."""
+        """Carry out a node; return the values that should remain if all transactions around it succeed."""
         if not isinstance(node, tuple):
             store.connection.execute("INSERT INTO first VALUES (?)", (node,))
             return [node]
@@ -373,12 +371,12 @@ def test_a_full_disk_is_told_once_and_so_is_its_end(
                 with pytest.raises(OSError, match="disk full"):
                     write_too_much(store)
                 with store.transaction():
-                    rows(store, "first")  # reading needs no room, and says nothing of it
+                    rows(store, "first")  # reading needs no space, and logs nothing
             store.connection.pragma("max_page_count", most + 100)
             for value in range(4):
                 if value == 2:
                     monkeypatch.setattr(a2m_router.storage.database, "QUIET", 0.0)
-                    assert len(caplog.messages) == 1  # it may be on the brink
+                    assert len(caplog.messages) == 1  # no second line yet: the disk may fill up again at once
                 with store.transaction():
                     store.connection.execute("INSERT INTO first VALUES (?)", (value,))
             assert caplog.messages == [

@@ -1,4 +1,4 @@
-"""The client of an OpenAI-compatible endpoint, against a real server on loopback that plays what a test scripts."""
+"""The client of an OpenAI-compatible endpoint, against a real server on loopback with scripted answers."""
 
 import gzip
 import importlib
@@ -44,7 +44,7 @@ async def written(url: str, **options: Any) -> str:
 
 
 async def failure(url: str, *, token: str = TOKEN, timeout: float = PATIENCE) -> ModelFailed:
-    """The failure that comes of a call, certain to be one line that names the endpoint, what to do, and no token."""
+    """Return the failure of a call; assert that it is one line with the endpoint and the remedy, without the token."""
     with pytest.raises(ModelFailed) as raised:
         await written(url, token=token, timeout=timeout)
     reason = raised.value.reason
@@ -94,7 +94,6 @@ async def test_what_the_environment_says_of_proxies_changes_nothing(
 
 @pytest.mark.anyio
 async def test_a_model_is_named_as_set_and_writes_several_texts_at_once(endpoint: Endpoint) -> None:
-    """A model has the name of its settings and writes several texts at once."""
     endpoint.answers(completion("short"))
     texts: list[str] = []
     async with connect_model(summarizer(endpoint.url)) as model:
@@ -176,7 +175,7 @@ async def test_an_answer_is_read_out_of_the_coding_that_nobody_asked_for(
     else:
         endpoint.answers(answer(body, Content_Encoding=coding))
     assert await written(endpoint.url) == "A shört störy."
-    # what is offered is what can be taken off
+    # the client offers only codings that it can decode
     assert endpoint.asked[0].headers["Accept-Encoding"] == "identity"
 
 
@@ -198,7 +197,7 @@ async def test_an_answer_that_unfolds_beyond_the_limit_is_refused_and_never_held
     body = packed(unfolded)
     assert len(body) < MAX_ANSWER
     del unfolded
-    importlib.import_module("httpx")  # which the first call in a process would do, and that takes memory, too
+    importlib.import_module("httpx")  # the first call in a process imports it, and that takes memory, too
     endpoint.answers(answer(body, Content_Encoding=coding))
     tracemalloc.start()
     try:
@@ -254,7 +253,7 @@ async def test_a_cancelled_call_hangs_up(endpoint: Endpoint, begun: bytes) -> No
             tasks.start_soon(model.write, "Be brief.", "A long story.")
             assert await anyio.to_thread.run_sync(endpoint.request_came.wait, PATIENCE)
             tasks.cancel_scope.cancel()
-        assert endpoint.caller_hung_up.wait(PATIENCE)  # before the model itself is closed
+        assert endpoint.caller_hung_up.wait(PATIENCE)  # before the block closes the model
 
 
 @pytest.mark.anyio
@@ -271,7 +270,7 @@ async def test_a_cancelled_call_hangs_up(endpoint: Endpoint, begun: bytes) -> No
 async def test_a_connection_that_ends_too_soon_or_speaks_no_http_is_told(endpoint: Endpoint, part: bytes) -> None:
     endpoint.answers(part)
     assert "broke off before its answer was whole; " in (await failure(endpoint.url)).reason
-    assert len(endpoint.asked) == 1  # it is not for this client to try again
+    assert len(endpoint.asked) == 1  # this client does not retry
 
 
 @pytest.mark.anyio
@@ -316,7 +315,7 @@ async def test_an_endpoint_without_tls_cannot_be_reached_with_it(endpoint: Endpo
     assert "cannot be reached: " in failed.reason
 
 
-REFUSALS: dict[str, tuple[bytes, str, str]] = {  # an answer, what is said of it, and a word of what to do
+REFUSALS: dict[str, tuple[bytes, str, str]] = {  # an answer, its description in the error, and a word of the remedy
     "no token": (answer("", "401 Unauthorized"), "answered HTTP 401 Unauthorized; ", "token_env in [summarizer] holds"),
     "a bad token": (answer(error("no."), "403 Forbidden"), 'answered HTTP 403 Forbidden, saying "no."; ', "token_env"),
     "no such model": (
@@ -444,7 +443,7 @@ NOW = datetime(2031, 5, 4, 3, 2, 1, tzinfo=UTC)
 
 
 def dates(moment: datetime) -> list[str]:
-    """The three forms of an HTTP-date (RFC 9110 §5.6.7)."""
+    """Return the three forms of an HTTP-date (RFC 9110 §5.6.7)."""
     return [
         format_datetime(moment, usegmt=True),
         moment.strftime("%A, %d-%b-%y %H:%M:%S GMT"),
@@ -488,7 +487,6 @@ async def test_an_endpoint_may_ask_for_a_wait_with_another_status_too(endpoint: 
 
 @pytest.mark.anyio
 async def test_a_retry_date_is_counted_from_now_without_a_date_in_the_answer(endpoint: Endpoint) -> None:
-    """A wait until a date is counted from now where the answer has no date."""
     for day, seconds in ((datetime(2001, 1, 1, tzinfo=UTC), 0.0), (datetime.now(UTC) + timedelta(days=9), MAX_WAIT)):
         endpoint.answers(answer("", "429 No", Retry_After=format_datetime(day, usegmt=True)))
         assert (await failure(endpoint.url)).retry_after == seconds
@@ -524,7 +522,7 @@ def test_an_error_is_quoted_on_one_short_line_without_the_token(token: str, arou
     said = re.search(r', saying "(.*)"; ', reason)
     assert said is not None
     assert len(said[1]) <= MAX_QUOTED
-    assert token[:8] not in said[1].replace("…", "")  # nor a part of it, where the line was cut
+    assert token[:8] not in said[1].replace("…", "")  # nor a part of it where the line was cut
 
 
 @pytest.mark.anyio

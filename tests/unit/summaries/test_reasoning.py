@@ -1,4 +1,4 @@
-"""The answer in what a model wrote: reasoning goes, in whatever way it is marked, and nothing else does."""
+"""The answer in a model's text: marked reasoning is removed, in every notation, and nothing else."""
 
 import re
 
@@ -13,7 +13,7 @@ FINAL = "<|channel|>final<|message|>"
 ANALYSIS = "<|channel|>analysis<|message|>"
 NEXT = "<|end|><|start|>assistant"
 
-# texts without a mark; reasoning need not be well-formed, so it has all that quotes and code are made of
+# texts without a mark; reasoning need not be well-formed, so they contain all parts of quotes and code
 plain = st.text(st.one_of(st.sampled_from("`\"'“”~\n #-x"), st.characters(codec="utf-8", exclude_characters="<>[]|")))
 prose = st.text(st.characters(codec="utf-8", exclude_characters="<>[]|`~\"'“”‘’«»„"))
 attributes = st.sampled_from(["", " ", ' time="3s"', " a\n b='c'"])
@@ -114,7 +114,7 @@ def test_without_a_final_channel_nothing_is_left(reasoning: str) -> None:
 def test_a_mark_that_is_quoted_or_in_code_is_part_of_the_answer(mark: str, around: str, quoted: str) -> None:
     text = around.format(quoted.format(mark), quoted.format(mark))
     assert without_reasoning(text) == text
-    # reasoning before it changes nothing of that
+    # reasoning before it makes no difference
     assert without_reasoning(f"<think>Hm.</think>{text}") == text
 
 
@@ -128,15 +128,15 @@ def test_a_mark_in_a_block_of_code_is_part_of_the_answer(mark: str, fence: str) 
 @pytest.mark.parametrize(
     ("text", "answer"),
     [
-        # a sentence that speaks of tags
+        # a sentence about tags
         ("It wraps them in <think>…</think> tags.", "It wraps them in <think>…</think> tags."),
         ("It begins with <think> then.", "It begins with <think> then."),
-        # blocks further down
+        # blocks inside the text
         ("One.\n<think>Hm.</think>\nTwo.", "One.\n\nTwo."),
         ("One.\n  <think>Hm.", "One."),
         ("One. <think>\nHm.\n</think>\nTwo.", "Two."),
         ("<think>a</think>One.<think>b</think> Two.", "One. Two."),
-        # reasoning that speaks of tags, or quotes badly
+        # reasoning about tags, or with wrong quotes
         ("<think>They ask of `</think>` here.</think>It closes.", "It closes."),
         ("<think>No <think> here.</think>It opens.", "It opens."),
         ("<think>Is it `<think>`?</think>`</think>` closes it.", "`</think>` closes it."),
@@ -144,12 +144,12 @@ def test_a_mark_in_a_block_of_code_is_part_of_the_answer(mark: str, fence: str) 
         ("<think>```\n</think>\n```\na\n```", "```\na\n```"),
         ('I say "yes".</think>"Yes."', '"Yes."'),
         ('I say "yes"</think>"Yes" it is.', '"Yes" it is.'),
-        # tags that hold nothing
+        # empty tags
         ("<think/>One.", "One."),
         ("<think></think>\n\nOne.", "One."),
         ("</think>One.", "One."),
         ("[THINK]Hm.[/THINK]One.", "One."),
-        # both ways at once
+        # two notations at once
         (f"{ANALYSIS}Hm.{NEXT}{FINAL}<think>Hm.</think>One.", "One."),
         (f"{FINAL}It ends with `<|end|>`.<|return|>", "It ends with `<|end|>`."),
         ("One.<|return|>", "One."),

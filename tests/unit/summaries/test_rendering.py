@@ -1,4 +1,4 @@
-"""Rendering: whole records or none, no content that leaves its entry, no word in a summary that no source said."""
+"""Rendering: whole records only, no content that looks like another entry, and summaries made of the sources' words."""
 
 import os
 import subprocess
@@ -79,7 +79,7 @@ records = st.lists(
 
 
 def read(rendered: Rendered) -> list[tuple[str, str]]:
-    """Head and content of every entry, by the rules that `render` states."""
+    """Return head and content of every entry, parsed by the rules of `render`."""
     entries: list[tuple[str, list[str]]] = []
     for line in rendered.text.split("\n") if rendered.text else []:
         head, colon, first = line.partition(": ")
@@ -150,7 +150,7 @@ def test_a_transcript_goes_by_time_and_equals_stay_as_given(said: list[tuple[str
 
 @given(st.data())
 def test_a_transcript_of_distinct_moments_is_the_same_in_any_given_order(data: st.DataObject) -> None:
-    """A transcript of distinct moments does not depend on the order given."""
+    """A transcript of records with distinct times does not depend on their order."""
     turns = data.draw(st.lists(contents, max_size=6))
     given_ = [
         record(content, id=str(number), created_at=timestamps.render(START + number * 700))
@@ -248,7 +248,7 @@ def test_nothing_renders_to_nothing(style: Style) -> None:
         assert render(given_, style=style, budget=None, cite=True) == Rendered("", [])
 
 
-# Some of the words are shared, so that sentences overlap; some sentences are the same but for case and spacing.
+# Some words are shared, so that sentences overlap; some sentences differ only in case and spacing.
 WORDS = ("cat", "dog", "whale", "paints", "moved", "Ghent", "1990", "the", "is", "猫が好き", "été", "हिन्दी", "Tim")
 some_sentences = st.tuples(st.lists(st.sampled_from(WORDS), min_size=1, max_size=7), st.sampled_from(".!?。\n"))
 prose = st.lists(some_sentences, max_size=6).map(lambda said: " ".join(" ".join(words) + end for words, end in said))
@@ -283,7 +283,7 @@ def test_a_summary_says_only_what_was_said_once_and_in_its_order(given_: list[Re
 
 
 def plain_extract(given_: Sequence[Record], budget: int) -> str | None:
-    """The same choice by trying every sentence at every step."""
+    """Choose the same sentences as the extract, by trying every sentence at every step."""
     said = by_time(given_)
     first = {folded(each): each for each in reversed(said) if len(each) <= min(budget, 500)}
     times = {each: sum(folded(other) == key for other in said) for key, each in first.items()}
@@ -432,7 +432,7 @@ def test_of_a_mass_of_records_the_newest_are_read() -> None:
 
 
 def test_a_large_conversation_is_read_in_bounded_work() -> None:
-    # Each sentence shares words with all the others: without postings walked once this would take minutes.
+    # Each sentence shares words with all others: an algorithm that visits all pairs would take minutes.
     mass = [
         record(f"common words here w{at % 300} w{at % 299} w{at % 293} w{at * 7 % 311}. And so on.", id=str(at))
         for at in range(15_000)
@@ -444,7 +444,7 @@ def test_a_large_conversation_is_read_in_bounded_work() -> None:
 
 @given(st.integers(0, 10**7))
 def test_a_summarys_aim_is_between_a_quarter_and_a_half_within_bounds(characters: int) -> None:
-    """A summary is meant to be between a quarter and a half within bounds."""
+    """The budget of a summary is between a quarter and a half of the text, within bounds."""
     budget = summary_budget(characters)
     assert budget <= 2000
     assert budget * 2 <= characters

@@ -1,4 +1,4 @@
-"""When a tier counts as down, and its connection is given up: by what the calls and the greetings came to."""
+"""When the breaker counts a tier as down and gives up its connection, by the results of calls and greetings."""
 
 import pytest
 from hypothesis import given
@@ -27,7 +27,7 @@ def test_a_service_counts_its_silences_itself() -> None:
     assert not breaker.failed(FAILURES - 1)
     assert breaker.failures == FAILURES - 1
     assert not Breaker().failed(1)
-    assert breaker.failed(1)  # fewer than the calls show
+    assert breaker.failed(1)  # the service counts fewer failures than the calls show
 
 
 def test_a_tier_that_has_come_up_begins_anew() -> None:
@@ -39,16 +39,16 @@ def test_a_tier_that_has_come_up_begins_anew() -> None:
 
 
 def test_one_wrong_greeting_ends_a_connection_and_later_some_do() -> None:
-    """A connection is given up after one wrong greeting or after some once it has greeted."""
+    """A wrong greeting ends a new connection; a connection that has greeted ends after several in a row."""
     breaker = Breaker()
     breaker.connected(0.0)
-    assert not breaker.misgreeted(is_answer=False)  # it may only be slow
+    assert not breaker.misgreeted(is_answer=False)  # the server may only be slow
     assert breaker.misgreeted(is_answer=True)
     breaker.connected(0.0)
     breaker.greeted()
     for _ in range(TRIALS - 1):
         assert not breaker.misgreeted(is_answer=True)
-    assert not breaker.misgreeted(is_answer=False)  # then they are not in a row
+    assert not breaker.misgreeted(is_answer=False)  # this interrupts the row
     for _ in range(TRIALS - 1):
         assert not breaker.misgreeted(is_answer=True)
     assert breaker.misgreeted(is_answer=True)

@@ -1,7 +1,7 @@
-"""Links over HTTP, on real sockets: what is sent, what is refused, and what is known of a call that got no answer.
+"""Links over HTTP, on real sockets: the requests, the rejected answers, and calls in doubt.
 
-On asyncio the exchange is aiohttp's, on trio httpcore's, and where few calls are to be made h11's, so that what holds
-here on every backend holds for all.
+The exchange uses aiohttp on asyncio, httpcore on trio, and h11 for clients with few calls. The tests on all backends
+therefore cover all three.
 """
 
 import asyncio
@@ -81,7 +81,7 @@ def http(body: bytes = b"", status: str = "200 OK", **headers: str) -> bytes:
     return f"HTTP/1.1 {status}\r\n{fields}\r\n".encode() + body
 
 
-# the bytes of an answer; None hangs up
+# the bytes of an answer; None closes the connection
 Reply = Callable[[Request], Awaitable[bytes | None]]
 
 
@@ -90,7 +90,7 @@ async def told(request: Request) -> bytes:
 
 
 class Server:
-    """A server in the test's own hands: what it answers, what it was sent, and what became of its connections."""
+    """A server with scripted answers that records its requests and the end of its connections."""
 
     def __init__(self, reply: Reply) -> None:
         self.reply = reply
@@ -151,7 +151,7 @@ class Failed(msgspec.Struct):
 
 
 async def failed(client: HttpClient, timeout: float | None = 20) -> Failed:
-    """How a call came to get no answer."""
+    """Return how a call failed to get an answer."""
     unsettled: list[Settled] = []
     with pytest.raises(Unanswered) as problem:
         await client.call("memory/remember", {}, timeout=timeout, on_unsettled=unsettled.append)
@@ -166,12 +166,12 @@ async def to_the_end(stream: anyio.abc.ByteReceiveStream) -> None:
 
 
 async def looked_around() -> None:
-    """Lets an event loop see what has come in meanwhile."""
+    """Let the event loop process what has arrived."""
     for _ in range(5):
         await anyio.lowlevel.checkpoint()
 
 
-# what is sent
+# requests
 
 
 async def test_a_call_is_one_post_with_the_protocols_headers_and_the_tiers_own() -> None:
@@ -202,7 +202,7 @@ async def test_no_cookie_is_kept_and_no_proxy_of_the_environment_used(monkeypatc
 
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:1")
-    # nobody keeps cookies for a bare address
+    # a host name, since no client keeps cookies for a plain address
     async with served(reply) as server, connect_http(server.url.replace(LOCALHOST, "localhost")) as client:
         await asked(client)
         await asked(client)
@@ -232,7 +232,6 @@ async def test_calls_one_after_the_other_share_a_connection() -> None:
 
 @pytest.mark.usefixtures("keeps_connections")
 async def test_calls_at_once_have_a_connection_each_that_is_used_again() -> None:
-    """Calls at the same time each have a connection which later ones use again."""
     all_there = anyio.Event()
 
     async def reply(request: Request) -> bytes:
@@ -282,7 +281,7 @@ async def test_a_message_is_not_sent_twice_when_the_server_hangs_up_on_it(calls_
 
 @pytest.mark.parametrize("http2", [False, True])
 async def test_a_message_whose_connection_was_never_made_cannot_land(http2: bool) -> None:
-    # it takes connections and never says a word, least of all TLS's
+    # the listener accepts connections and never sends a byte, so that TLS is never established
     listener = await anyio.create_tcp_listener(local_host=LOCALHOST)
     port = listener.extra(anyio.abc.SocketAttribute.local_port)
     async with listener, connect_http(f"https://{LOCALHOST}:{port}/", http2=http2) as client:
@@ -330,7 +329,7 @@ async def test_a_call_given_up_in_the_middle_takes_its_connection_with_it(
                 try:
                     await client.call("memory/remember", {}, timeout=deadline.SECONDS, on_unsettled=unsettled.append)
                 except NoAnswer as problem:
-                    assert problem.reason == "no answer within 98765 s"  # noqa: PT017 - only one of two comes here
+                    assert problem.reason == "no answer within 98765 s"  # noqa: PT017 - one of two cases
 
             tasks.start_soon(call)
             await there.wait()
@@ -383,7 +382,7 @@ async def test_an_answer_that_is_too_long_is_not_read_on(how: str) -> None:
             "until it ends": "Connection: close",
         }
         await request.send(f"HTTP/1.1 200 OK\r\n{framing[how]}\r\n\r\n".encode())
-        while True:  # until it is hung up on
+        while True:  # until the client closes the connection
             await request.send(b"10000\r\n" + piece + b"\r\n" if how == "in chunks" else piece)
             sent += len(piece)
 
@@ -392,7 +391,7 @@ async def test_an_answer_that_is_too_long_is_not_read_on(how: str) -> None:
         assert isinstance(outcome.problem, AnswerTooLong)
         assert outcome.problem.reason == "an answer of more than 200,000 bytes"
         await server.closed[0].wait()
-        assert sent < 50_000_000  # what the system's own buffers take
+        assert sent < 50_000_000  # as much as the system's buffers take
         assert await asked(client) == "fine"
         assert server.connections == 2
 
@@ -414,7 +413,7 @@ async def test_an_answer_of_just_the_longest_length_is_taken() -> None:
 
 @pytest.mark.usefixtures("keeps_connections")
 async def test_an_unasked_compressed_answer_is_read_up_to_the_limit() -> None:
-    """An answer that was compressed unasked is read as far as it may unfold."""
+    """An answer that is compressed without a request for it is read until its decoded length reaches the limit."""
 
     async def reply(request: Request) -> bytes:
         plain = request.answer("x" * 3_000_000 if len(server.requests) == 2 else "fine").partition(b"\r\n\r\n")[2]
@@ -490,7 +489,7 @@ async def test_a_server_may_refuse_a_message_before_it_has_it_all() -> None:
 
 
 class Certificates:
-    """A certificate for this machine, and who it is by."""
+    """A certificate for this machine, and its authority."""
 
     def __init__(self, folder: Path) -> None:
         authority = trustme.CA()
@@ -583,7 +582,7 @@ async def test_a_file_of_certificates_that_is_none_any_more_is_named(tmp_path: P
 
 
 class App:
-    """An ASGI application that tells how it was reached."""
+    """An ASGI application that returns how it was reached."""
 
     def __init__(self) -> None:
         self.headers: list[tuple[bytes, bytes]] = []
@@ -701,7 +700,7 @@ async def test_a_call_given_up_over_http_2_harms_no_other(modern: Modern, how: s
     async with over_http2(modern, max_message=1_000_000) as client, anyio.create_task_group() as tasks:
         before = await asked(client)
         tasks.start_soon(other)
-        # given up when nothing is on its way any more: a write that is cut short breaks the connection for all on it
+        # given up when nothing is being written: a write that is cut off breaks the connection for all its calls
         if how == "cancelled":
             with anyio.move_on_after(0.1):
                 await asked(client, hang=True)
@@ -715,7 +714,7 @@ async def test_a_call_given_up_over_http_2_harms_no_other(modern: Modern, how: s
     assert [one["connection"] for one in others] == [before["connection"]]
 
 
-# what is shown
+# shown addresses
 
 
 @pytest.mark.parametrize("http2", [False, True])
@@ -809,7 +808,7 @@ async def test_a_tier_that_answers_with_another_status_is_down_and_names_it(stat
         assert (link.status, link.reason) == ("down", f"HTTP {status}: and why")
 
 
-# what may be at an address that is no A2M server's: what it answers to any POST, and how that begins
+# answers of foreign services to any POST, and the part of them that is quoted
 STRANGERS: dict[str, tuple[bytes, str]] = {
     "results": (http(b'{"results": [], "took": 3}'), '{"results": [], "took": 3}'),
     "a page": (http(b"<!doctype html>\n<title>Sign in</title>", Content_Type="text/html"), "<!doctype html> <title>"),
@@ -914,7 +913,7 @@ async def test_a_read_is_asked_again_and_a_write_is_not_when_the_server_hangs_up
 @pytest.mark.anyio
 @pytest.mark.parametrize(("status", "id", "is_settled"), [(503, b"1", True), (504, b"null", False), (200, b"7", False)])
 async def test_only_who_knows_the_calls_id_has_answered_it(status: int, id: bytes, is_settled: bool) -> None:
-    """A gateway's error in JSON is no proof that what is behind it has ended; a refusal by the server itself is."""
+    """An error in JSON from a gateway does not prove that the call has ended; an error with the call's id does."""
     body = b'{"jsonrpc":"2.0","id":%s,"error":{"code":-32603,"message":"no room","data":{"reason":"overloaded"}}}' % id
 
     async def serve(stream: anyio.abc.SocketStream) -> None:

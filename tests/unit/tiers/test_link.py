@@ -1,4 +1,4 @@
-"""A link to one tier: supervision, deadlines, the breaker; time is simulated, and jumps."""
+"""A link to one tier: supervision, deadlines, the breaker. Time is simulated, and jumps."""
 
 import json
 import logging
@@ -33,19 +33,19 @@ DESCRIBED: dict[str, Any] = {"protocol": "a2m/0.1", "name": "a tier's server", "
 
 
 class Tier:
-    """A tier's server in this process, as well or as ill as the test wants it."""
+    """A tier's server in this process, with faults that the test can switch on."""
 
     def __init__(self) -> None:
         self.described: Any = DESCRIBED
-        self.starts: list[float] = []  # when it was started
-        self.calls: list[tuple[float, str]] = []  # what it was asked, and when
+        self.starts: list[float] = []  # the times of its starts
+        self.calls: list[tuple[float, str]] = []  # the calls that it got, with their times
         self.cannot_start = False
         self.dies_at_once = False
         self.deaf = False  # takes calls and does not answer
         self.greets_after = 0.0
         self.takes = 0.0  # seconds to answer
         self.one_after_the_other = False
-        self.refusal: dict[str, Any] | None = None  # the data of the error that a recall is answered with
+        self.refusal: dict[str, Any] | None = None  # the data of the error that answers a recall
         self.silences = 0  # of the service behind it, in a row
         self._turn = anyio.Lock()
         self._die = anyio.Event()
@@ -242,7 +242,7 @@ async def test_five_failures_in_a_row_open_the_breaker_and_a_greeting_closes_it(
         await anyio.sleep(20)
         tier.deaf = False
         await link.wait_up()
-        # one at a time: a greeting after 0.5 s, the next 1 s after that one's deadline of 30 s
+        # one greeting at a time: the first after 0.5 s, the next one 1 s after its deadline of 30 s
         assert [(round(at - opened, 3), method) for at, method in tier.calls] == [
             (0.5, "memory/describe"),
             (31.5, "memory/describe"),
@@ -275,13 +275,13 @@ async def test_any_answer_closes_the_row_of_failures() -> None:
         assert link.status == "up"
 
 
-# what is behind a tier's server
+# the service behind a tier's server
 
 SILENT: dict[str, Any] = {"status": "down", "reason": "pages: no answer within 1 s"}
 
 
 def behind(tier: Tier, *, silent: bool) -> None:
-    """The service behind a tier's server answers it from now on, or does not."""
+    """Let the service behind a tier's server answer from now on, or be silent."""
     tier.silences = 0
     tier.refusal = {"reason": "no answer", "unanswered": 0} if silent else None
     tier.described = {**DESCRIBED, "service": SILENT if silent else {"status": "up"}}
@@ -289,7 +289,6 @@ def behind(tier: Tier, *, silent: bool) -> None:
 
 @simulated
 async def test_a_silent_service_opens_the_breaker_and_is_probed_by_greetings() -> None:
-    """A service that does not answer its server opens the breaker and is looked for by greetings."""
     tier = Tier()
     async with linked(tier) as link:
         await link.wait_up()
@@ -298,7 +297,7 @@ async def test_a_silent_service_opens_the_breaker_and_is_probed_by_greetings() -
             with pytest.raises(A2MError, match="no answer within 1 s"):
                 await link.call("memory/recall", {})
             if number < 4:
-                await link.call("memory/timeline", {})  # it is answered without the service, and so proves nothing
+                await link.call("memory/timeline", {})  # answered without the service, so that it proves nothing
         assert link.status == "down"
         assert link.reason == "5 calls in a row were not answered; of the last: pages: no answer within 1 s"
         opened = anyio.current_time()
@@ -372,7 +371,7 @@ async def test_a_tier_whose_service_is_down_is_down_and_known_all_the_same() -> 
     async with linked(tier) as link:
         await link.wait_greeted()
         assert link.describe_status() == LinkStatus("down", SILENT["reason"], "a tier's server", "local")
-        # its server is well, and is not started anew for that at once; but it may be its server's fault in the end
+        # the server itself works, so it is not restarted at once; but the fault may be its own after all
         await anyio.sleep(PATIENCE - 1)
         assert len(tier.starts) == 1
         await anyio.sleep(2000)
@@ -406,7 +405,6 @@ async def test_a_look_says_at_once_how_the_service_is() -> None:
 
 @simulated
 async def test_a_slow_look_is_not_waited_for_and_counts() -> None:
-    """A look that takes its time is not waited for and counts all the same."""
     tier = Tier()
     async with linked(tier) as link:
         await link.wait_up()
@@ -418,7 +416,7 @@ async def test_a_slow_look_is_not_waited_for_and_counts() -> None:
             True,
             "up",
             [],
-        )  # a look is good for a while
+        )  # a look stays valid for a while
         await anyio.sleep(10.0)
         began = anyio.current_time()
         seen: list[bool] = []
@@ -456,7 +454,7 @@ async def test_a_connection_that_stays_deaf_is_replaced() -> None:
             await failing(link)
         opened = anyio.current_time()
         await anyio.sleep(2000)
-        # a server that takes long to start gets twice the time with every trial
+        # a server with a long start gets twice the time with every trial
         silences = [b - a for a, b in pairwise([opened, *tier.starts[1:]])]
         assert len(silences) > 3
         for number, silence in enumerate(silences):
@@ -480,7 +478,7 @@ async def test_a_server_that_is_slow_is_not_taken_for_dead() -> None:
         async with anyio.create_task_group() as tasks:
             for _ in range(7):
                 tasks.start_soon(failing, link)
-        assert str(link.status) == "down"  # nothing at all was heard of it for as long as it has
+        assert str(link.status) == "down"  # no answer of any kind has come for as long as it takes
         await link.wait_up()
         assert len(tier.starts) == 1
 
@@ -537,8 +535,8 @@ async def test_more_calls_than_there_may_be_are_refused_at_once() -> None:
             with budget(60):
                 for _ in range(7):
                     calls.start_soon(recall)
-            calls.start_soon(recall)  # in the background nobody waits, and nothing is refused
-        # two at a time, and one more waits for its turn
+            calls.start_soon(recall)  # background calls wait, and are never rejected
+        # two calls at a time, and one waits for its turn
         assert ends == [(0, "overloaded")] * 4 + [(1, "answered")] * 3 + [(2, "answered")]
         with budget(60):
             await recall()
@@ -549,7 +547,7 @@ async def test_more_calls_than_there_may_be_are_refused_at_once() -> None:
 @pytest.mark.slow
 @simulated
 async def test_a_tier_that_cannot_do_so_much_in_time_is_asked_for_less() -> None:
-    """It carries ten calls a second, and is asked for many more, each of which has 5 s."""
+    """The tier can answer ten calls a second, and gets many more, each with a deadline of 5 s."""
     tier = Tier()
     link = Link("episodic", tier.connect, timeout=5, most_calls=256, random=lambda: 1.0)
     late: list[float] = []
@@ -578,7 +576,7 @@ async def test_a_tier_that_cannot_do_so_much_in_time_is_asked_for_less() -> None
         assert link.status == "up"
         assert len([at for at in late if at > 40]) < len([at for at in good if at > 40]) / 10
         assert len([at for at in good if at > 40]) > 0.9 * 10 * 20
-        # and when it can do more again it gets more
+        # when the tier is faster again, it gets more calls
         tier.takes = 0.001
         with budget(600):
             async with anyio.create_task_group() as calls:
@@ -645,7 +643,7 @@ async def test_a_read_is_tried_once_more_when_its_connection_is_lost() -> None:
 @simulated
 async def test_a_read_that_can_be_answered_the_second_time_is() -> None:
     tier = Tier()
-    # what is under way in the old server is given 5 s to end
+    # calls under way in the old server get 5 s to end
     async with linked(tier, timeout=30) as link:
         await link.wait_up()
         tier.deaf = True
@@ -717,7 +715,7 @@ async def test_a_write_to_a_deaf_tier_is_settled_when_its_connection_is_replaced
             await link.call("memory/remember", {})
         assert failure.value.settled is not None
         await link.settle(failure.value.settled)
-        # its connection has ended, and the next has at most begun
+        # its connection has ended, and the next one has at most begun
         assert anyio.current_time() >= PATIENCE
 
 
@@ -733,7 +731,7 @@ async def test_a_cancelled_call_tells_when_it_will_be_settled() -> None:
 
 
 async def asked(link: Link) -> str:
-    """What comes of a client's call."""
+    """Return the result of a client's call."""
     with budget(60):
         try:
             await link.call("memory/recall", {"query": "x"})
@@ -889,7 +887,7 @@ async def test_a_child_that_dies_is_started_again(tmp_path: Path) -> None:
         tasks.cancel_scope.cancel()
 
 
-# --- what may change a tier, before somebody has looked at it
+# --- calls that may change a tier before it was looked at
 
 
 async def change(link: Link, timeout: float = 5.0) -> str:
@@ -928,7 +926,7 @@ async def test_a_tier_that_has_come_up_anew_is_barred_anew() -> None:
         tier.die()
         await down(link)
         await link.wait_up()
-        link.admit(risen)  # that was another life of it
+        link.admit(risen)  # this was an earlier connection
         assert await change(link) == "what it holds is still being taken into the account"
         link.admit(link.risen)
         assert await change(link) == "answered"
@@ -936,7 +934,6 @@ async def test_a_tier_that_has_come_up_anew_is_barred_anew() -> None:
 
 @simulated
 async def test_a_waiting_change_is_not_sent_to_a_tier_that_came_back() -> None:
-    """A change that waits for its turn is not sent to a tier that came back meanwhile."""
     tier = Tier()
     link = Link("episodic", tier.connect, timeout=5, most_calls=1, random=lambda: 1.0)
     found: list[str] = []

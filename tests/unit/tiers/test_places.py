@@ -1,4 +1,4 @@
-"""Places for clients' calls at a tier; time is simulated, and jumps."""
+"""The concurrency limit for clients' calls at a tier. Time is simulated, and jumps."""
 
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
@@ -17,12 +17,12 @@ WAITING: Final = 2  # a quarter of them
 
 
 def ended(work: Callable[..., Coroutine[Any, Any, object]], *args: object) -> bool:
-    """The link has ended, and starts no task."""
+    """Start no task, as a link that has ended."""
     return False
 
 
 def going_on(tasks: anyio.abc.TaskGroup) -> Callable[..., bool]:
-    """The link goes on, with these tasks."""
+    """Return a function that starts tasks in this group, as a running link does."""
 
     def spawn(work: Callable[..., Coroutine[Any, Any, object]], *args: object) -> bool:
         tasks.start_soon(work, *args)
@@ -32,7 +32,7 @@ def going_on(tasks: anyio.abc.TaskGroup) -> Callable[..., bool]:
 
 
 async def occupied(places: Places, seconds: float, found: list[str], within: float = 60.0) -> None:
-    """A client's call that takes so many seconds, and waits for its place no longer than `within`."""
+    """Make a client's call that takes so many seconds, and waits for its place no longer than `within`."""
     with budget(100):
         try:
             async with places.place(anyio.current_time() + within):
@@ -87,7 +87,7 @@ async def test_work_in_the_background_needs_no_place() -> None:
 async def test_a_cancelled_call_keeps_its_place_until_it_is_settled(
     settles: bool,
 ) -> None:
-    """A call that is given up keeps its place until it is settled or that takes too long."""
+    """A cancelled call keeps its place until it is resolved, or until that has taken too long."""
     found: list[str] = []
     landed = anyio.Event()
     async with anyio.create_task_group() as tasks:

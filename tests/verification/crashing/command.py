@@ -38,7 +38,7 @@ _TORN: Final = 4
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """What of all of it is wanted; the fields are the options."""
+    """The selection of the command line; the fields are its options."""
 
     kinds: tuple[str, ...]
     way: str | None
@@ -50,7 +50,7 @@ class Asked(msgspec.Struct, frozen=True):
 
 
 class Part(msgspec.Struct, frozen=True):
-    """What a process does at a stretch."""
+    """A unit of work of one process."""
 
     kind: str
     way: Way
@@ -59,7 +59,7 @@ class Part(msgspec.Struct, frozen=True):
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """What came of a part. `story`: what is broken, if something is."""
+    """The result of a part. `story` describes what is broken, None if nothing is."""
 
     kind: str
     tally: Tally
@@ -81,7 +81,7 @@ def _watched(kind: Kind, way: Way, folder: Path, tally: Tally, asked: Asked) -> 
         tally.watched += 1
 
 
-# what takes longest comes first, so that no process is at it alone in the end
+# the longest parts first, so that no process has to finish alone
 _ATTEMPTS: Final[Mapping[str, Callable[[Kind, Way, Path, Tally, Asked], None]]] = {
     "deaths": _deaths,
     "crash points": _crash_points,
@@ -90,14 +90,14 @@ _ATTEMPTS: Final[Mapping[str, Callable[[Kind, Way, Path, Tally, Asked], None]]] 
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs it; 0 if nothing was found, 1 if something was, 2 if there is nothing of what was asked for."""
+    """Run the command. Returns 0 if nothing was found, 1 if something was, 2 if the options select nothing."""
     asked = asked_for(arguments)
     parts = parts_of(asked)
     jobs = min(asked.jobs, len(parts))
     began = time.monotonic()
     left = Counter(part.kind for part in parts)
     tallies = {kind: Tally() for kind in left}
-    seconds = dict.fromkeys(left, 0.0)  # of all processes that were at it
+    seconds = dict.fromkeys(left, 0.0)  # of all processes that worked on the kind
     broken: Counter[str] = Counter()
     interrupted = False
     try:
@@ -133,7 +133,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parts_of(asked: Asked) -> list[Part]:
-    """All that is to be done."""
+    """Return all parts that the options select."""
     return [
         Part(kind, way, attempt, asked)
         for kind in asked.kinds
@@ -148,7 +148,7 @@ def _ways(kind: str, forgets: int) -> list[Way]:
 
 
 def what_came_of(part: Part) -> Outcome:
-    """Carries a part out, in this process."""
+    """Carry out a part in this process."""
     began = time.monotonic()
     tally = Tally()
     story = None
@@ -161,7 +161,7 @@ def what_came_of(part: Part) -> Outcome:
 
 
 def _story(part: Part, broken: Broken) -> str:
-    """All that is known of it, and how to see it again, alone."""
+    """Return the findings of a part, and the command that repeats it alone."""
     again = [
         "python",
         "-m",
@@ -186,7 +186,7 @@ def _verdict(broken: int) -> str:
 
 
 def asked_for(arguments: Sequence[str] | None = None) -> Asked:
-    """What the command line asks for; ends the program with a sentence where there is no such thing."""
+    """Parse the command line; exit with a message if it selects an unknown kind or way."""
     parser = argparse.ArgumentParser(
         prog="python -m tests.verification.crashing",
         description="Tries every crash point of every kind of change, which takes some minutes a kind.",

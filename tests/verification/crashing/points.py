@@ -1,17 +1,17 @@
-"""Every moment at which something may die: a change is carried out once, and photographed at each.
+"""All moments at which a process may die: a change is carried out once, with a photograph of all files at each moment.
 
     python -m tests.verification.crashing [--kind NAME] [--every N] [--jobs N]
 
-A *kind* is a change: what is there before, and what clients then ask for, perhaps at once. While it is carried out, all
-files are photographed before and after each call to a tier, each transaction and each sync, of the router and of its
-tiers. A *point* is one of these moments with what may be found then: files as a killed process leaves them, or as a
-power cut does, here or there; calls that stood in a child's pipe carried out, or not. Upon each the next router starts.
+A *kind* is a change: the records before it, and the calls of clients, some of them concurrent. While it is carried out,
+all files of the router and its tiers are photographed before and after each call to a tier, each transaction and each
+sync. A *point* is one of these moments. It has several variants: files as a killed process leaves them or as a power
+cut does, on some machines or on all; calls in a child's pipe carried out, or not. The next router starts on each.
 
-What must be found is said by a ledger of what clients asked for, and nothing else: after any crash, the records are
-those of one moment at which what was acknowledged had happened, and what was not had happened wholly, or not at all.
+A ledger of the clients' calls alone decides what must be found. After any crash, the records are those of one moment:
+every acknowledged call has happened, and every other one has happened wholly or not at all.
 
-A tier may die, too, while the router lives: then the change is carried out anew for each of its calls, with the tier
-dying before or after it has done the work.
+A tier may die, too, while the router lives. For this the change is carried out again for each of its calls, and the
+tier dies before or after it has carried the call out.
 """
 
 import functools
@@ -60,30 +60,30 @@ from tests.support.federated import (
 from tests.support.histories import TIERS
 from tests.support.summarizers import Thinker, thinking
 
-# what an earlier router was at is redone so long after the start
+# the seconds after a start until pending writes of an earlier router have been carried out
 _REDONE_SECONDS: Final = 31.0
 
-# a tier that can be reached again is reached within this
+# the seconds within which the router reaches a tier that is up again
 _BACK_SECONDS: Final = 600.0
 
-# how often a reader looks before he lets time pass
+# how often a reader looks before it lets time pass
 _LOOKS: Final = 12
 
 # more calls than any change makes
 _MOST_CALLS: Final = 1000
 
-# what stands where a point's label does, when nothing dies
+# the label of a run in which nothing dies
 READER: Final = "with a reader"
 
 # --- what clients may expect
 
 
 class Fact:
-    """A record as it must be found, wherever it lives; two are equal if no field differs that a move must keep."""
+    """A record as it must be found, in any tier. Two are equal if all fields that a move must keep are equal."""
 
     def __init__(self, draft: Draft) -> None:
         self.draft = draft
-        # nobody knows what a summary will be called
+        # the id of a summary is not known beforehand
         self.id = draft.id or ""
         self._is = (draft.content,) if draft.role == "memory" else (self.id, digest(draft), draft.salience or 1.0)
 
@@ -98,7 +98,7 @@ class Fact:
 
 
 World = frozenset[Fact]
-# What a call makes of a world; more than one where it may do one thing or another.
+# The worlds that a call makes of a world; several where the call has a choice.
 Change = Callable[[World], Iterable[World]]
 
 
@@ -107,7 +107,7 @@ def nothing(world: World) -> Iterable[World]:
 
 
 def written(drafts: Sequence[Draft]) -> Change:
-    """New records; a key that is taken makes its record another, under the id that it has."""
+    """Return the change of a write: new records, and replacements, which keep the id of the record at their key."""
 
     def change(world: World) -> Iterable[World]:
         for draft in drafts:
@@ -129,7 +129,7 @@ def forgotten(ids: Collection[str]) -> Change:
 
 
 def distilled(ids: Sequence[str]) -> Change:
-    """A group may give way to its summary, if all of it is there."""
+    """Return the change of a pass that may replace a complete group by its summary."""
 
     def change(world: World) -> Iterable[World]:
         group = [fact for fact in world if fact.id in ids]
@@ -150,7 +150,7 @@ class _Op:
 
 
 class Ledger:
-    """What was asked for, and what was acknowledged."""
+    """The calls that clients made, and which of them were acknowledged."""
 
     def __init__(self) -> None:
         self._base: World = frozenset()
@@ -166,23 +166,23 @@ class Ledger:
         op.ended = next(self._ticks)
 
     def refuse(self, op: _Op) -> None:
-        """An error: nothing of it has happened, and nothing will."""
+        """Note that a call failed: nothing of it has happened, and nothing will."""
         self._ops.remove(op)
 
     def tick(self) -> int:
         return next(self._ticks)
 
     def settle(self) -> None:
-        """Nothing is under way: from here on, there is one world."""
+        """Note that nothing is under way, so that only one world is possible from here on."""
         [world] = self.worlds()
         self.found(world)
 
     def found(self, world: World) -> None:
-        """Nothing is under way, and this is what is there."""
+        """Note that nothing is under way, and that this world was found."""
         self._base, self._ops = world, []
 
     def worlds(self, since: int | None = None) -> frozenset[World]:
-        """What may be there now; with `since`, at some moment from then on."""
+        """Return the worlds that are possible now; with `since`, at any moment from then on."""
 
         def certain(op: _Op) -> bool:
             return op.ended is not None and (since is None or op.ended < since)
@@ -199,7 +199,7 @@ class Ledger:
 
 
 class Client:
-    """What a client asks of a federation, with the ledger beside it. A refusal is noted, and no more of an error."""
+    """A client that notes its calls in the ledger. It notes a refusal and otherwise ignores the error."""
 
     def __init__(self, fed: Trial, ledger: Ledger) -> None:
         self.fed = fed
@@ -226,9 +226,9 @@ class Client:
         return await self.ask(nothing, method, **params)
 
     async def look(self) -> tuple[World, set[str]]:
-        """What a reader sees, checked by itself: no id twice, each group in one tier, each record where it may be.
+        """Return the world that a reader sees, and the tiers that did not answer.
 
-        With it the tiers that did not answer.
+        Asserts that no id comes twice, that each group is in one tier, and each record in a tier where it may be.
         """
         answer = msgspec.json.decode(await self.fed.raw("timeline", b'{"embeddings":true}'), type=_Timeline)
         ids = [record.id for record in answer.records]
@@ -259,9 +259,12 @@ def _facts(records: Iterable[Record]) -> World:
 
 
 class Kind(msgspec.Struct, frozen=True):
-    """`prepare` is done and settled when `act` begins; `victim` is what a forget in the middle of it is aimed at.
+    """A kind of change.
 
-    `way`: of a move from one tier to another, these two.
+    Args:
+        prepare: is carried out, with all its consequences, before `act` begins.
+        victim: the record that a concurrent forget deletes.
+        way: the source and the target, for a move.
     """
 
     prepare: Callable[[Client], Awaitable[Any]]
@@ -276,7 +279,7 @@ _moments = count(START + 1)
 
 
 def draft(id: str | None, content: str | None = None, **fields: Any) -> Draft:
-    """A record whose every field is known beforehand."""
+    """Return a record all of whose fields are known beforehand."""
     known: dict[str, Any] = {"created_at": render(next(_moments)), "session": "s"}
     return Draft(**{**known, **fields, "id": id, "content": content or f"content of {id}"})
 
@@ -385,11 +388,11 @@ KINDS: Final[Mapping[str, Kind]] = {
 
 
 class Way(msgspec.Struct, frozen=True):
-    """Which of what goes on at once comes first, and when a forget begins.
+    """The order of concurrent steps, and when a forget begins.
 
-    `sync_last`: the catalog is synced when all else that goes on at once has come to its end; else calls to tiers are
-    last.
-    `forget_at`: the forget of the kind's victim begins when this many calls have been made; None for no forget.
+    Args:
+        sync_last: the catalog is synced after all concurrent steps; else calls to tiers come last.
+        forget_at: the forget of the kind's victim begins when so many calls have been made; None for no forget.
     """
 
     sync_last: bool
@@ -401,7 +404,7 @@ class Way(msgspec.Struct, frozen=True):
 
 
 class Point(msgspec.Struct, frozen=True):
-    """A moment, what was to be found then, and the calls that stood in the pipes to the tiers."""
+    """A moment: the photograph, the worlds that were possible, and the calls in the pipes to the tiers."""
 
     label: str
     photograph: Photograph
@@ -410,7 +413,7 @@ class Point(msgspec.Struct, frozen=True):
 
 
 class Death(msgspec.Struct, frozen=True):
-    """A tier dies at a call, by its number, before or after it has done the work; and is back at once, or later."""
+    """The death of a tier before or after it carries out this call; it is back at once (`soon`), or later."""
 
     call: int
     after: bool
@@ -422,7 +425,7 @@ class Death(msgspec.Struct, frozen=True):
 
 
 class Stage:
-    """Stands between the router and its tiers, and beside the disk. Photographs everything while `open`."""
+    """Stands between the router and its tiers, and watches the disk. Photographs each moment while it is open."""
 
     def __init__(self, disk: Disk, ledger: Ledger, way: Way, death: Death | None = None) -> None:
         self.points: list[Point] = []
@@ -453,22 +456,22 @@ class Stage:
             self._open = False
 
     async def has_begun(self) -> None:
-        """Return when a tier has died, if one is to."""
+        """Wait until the tier has died, if one is to die."""
         while self._death is not None and self.died is None:
             await self._changed.wait()
 
     async def reached(self, calls: int) -> None:
-        """Return when so many calls have been made, or no more will be."""
+        """Wait until so many calls have been made, or the change has ended."""
         while self.calls < calls and not self._ended:
             await self._changed.wait()
 
     def bring_back(self) -> None:
-        """All tiers can be reached again, and none dies any more."""
+        """Make all tiers reachable; no tier dies after this."""
         self.down.clear()
         self._death_is_over = True
 
     def has_ended(self) -> None:
-        """What was asked for has been answered."""
+        """Note that the calls of the change have been answered."""
         self._ended = True
         self._tell()
 
@@ -506,7 +509,7 @@ class Stage:
         self.down.add(tier)
         peer = self.fed.federation.links[tier]._peer
         if peer is not None:
-            peer.lose("it died")  # type: ignore[attr-defined]  # a connection in this process has that
+            peer.lose("it died")  # type: ignore[attr-defined]  # a connection within this process has it
         if death.soon:
             self.down.discard(tier)
         await anyio.sleep_forever()
@@ -543,8 +546,11 @@ def _syncs_last(way: Way) -> Iterator[None]:
 async def carried_out(
     kind: Kind, way: Way, folder: Path, death: Death | None = None, *, watched: bool = False
 ) -> Stage:
-    """Carry a kind of change out; with a death, see that it costs nothing. `watched`: with a reader all the while; he
-    comes with a death, too, and then looks from that on."""
+    """Carry out a change; with a death, assert that it costs nothing.
+
+    Args:
+        watched: a reader watches all the time. With a death, a reader watches from the death on, too.
+    """
     with (disk := Disk(folder)).mounted(), _syncs_last(way):
         ledger = Ledger()
         stage = Stage(disk, ledger, way, death)
@@ -585,7 +591,7 @@ async def carried_out(
                         await anyio.sleep(3.0)
                         stage.bring_back()
                         with anyio.fail_after(_BACK_SECONDS):
-                            # the welcome ends after the link is up, and nobody tells of it
+                            # the welcome ends after the link is up, without an event to wait for
                             while (await client.look())[1]:  # noqa: ASYNC110
                                 await anyio.sleep(1.0)
                         await anyio.sleep(_REDONE_SECONDS)
@@ -599,7 +605,7 @@ async def carried_out(
 
 
 async def watch(client: Client, stage: Stage) -> None:
-    """A reader who looks at everything while it goes on: what is certain is seen, and nothing is that cannot be."""
+    """Read everything again and again; assert that reads show every certain record, and no impossible one."""
     await stage.has_begun()
     pace = Pace(_LOOKS, 5.0)
     while True:
@@ -614,11 +620,11 @@ async def watch(client: Client, stage: Stage) -> None:
         await pace()
 
 
-# --- what is found
+# --- what is found after a crash
 
 
 class Variant(msgspec.Struct, frozen=True):
-    """What became of the files, and of the calls in the pipes."""
+    """The files after a crash, and which tiers carried out the calls in their pipes."""
 
     label: str
     files: Files
@@ -633,7 +639,7 @@ def _is_routers(name: str) -> bool:
 
 
 def variants(point: Point, torn: int, lesser: Collection[str]) -> Iterator[Variant]:
-    """All that may be found after one moment."""
+    """Yield all variants of one moment."""
     photograph = point.photograph
     yield Variant("killed", photograph.killed())
     tiers = sorted(point.pending)
@@ -647,7 +653,7 @@ def variants(point: Point, torn: int, lesser: Collection[str]) -> Iterator[Varia
     for seed in range(torn):
         chance = random.Random(seed)
         fates = {name: chance.choice(list(Fate)) for name in MACHINES}
-        # what a lesser server makes of a line that is there in parts is its own affair
+        # the specification does not say what a lifted server makes of an incomplete line
         fates |= {tier: Fate.LOST for tier in lesser if fates[tier] is Fate.TORN}
 
         def fate(name: str, fates: Mapping[str, Fate] = fates) -> Fate:
@@ -657,7 +663,7 @@ def variants(point: Point, torn: int, lesser: Collection[str]) -> Iterator[Varia
 
 
 class Scene(msgspec.Struct, frozen=True):
-    """What is found, once however many moments and fates lead to it, and what it must be."""
+    """A variant of a point. Points and variants with equal files, calls and worlds make one scene."""
 
     label: str
     variant: Variant
@@ -665,8 +671,10 @@ class Scene(msgspec.Struct, frozen=True):
 
 
 def target_forgot(points: Sequence[Point], kind: Kind, number: int) -> Iterator[Variant]:
-    """The target of a move turns out to hold nothing of what it acknowledged; as long as the source has not been told
-    to forget its copies, nothing is lost by that."""
+    """Yield a variant in which the target of a move has lost all that it acknowledged.
+
+    Nothing may be lost by that as long as the source has not been called to forget its copies.
+    """
     if kind.way is None:
         return
     source, target = kind.way
@@ -680,7 +688,7 @@ def target_forgot(points: Sequence[Point], kind: Kind, number: int) -> Iterator[
 
 
 def scenes(points: Sequence[Point], torn: int, kind: Kind) -> dict[object, Scene]:
-    """The different things that may be found after some moments."""
+    """Return the different scenes of the moments."""
     found: dict[object, Scene] = {}
     for number, point in enumerate(points):
         for variant in (*variants(point, torn, kind.servers), *target_forgot(points, kind, number)):
@@ -691,9 +699,9 @@ def scenes(points: Sequence[Point], torn: int, kind: Kind) -> dict[object, Scene
 
 
 async def recovered(kind: Kind, scene: Scene, folder: Path, clock: Clock) -> None:
-    """The next router starts on what is found. Raises AssertionError where a rule is broken."""
+    """Start the next router on a scene. Raises AssertionError where a rule is broken."""
     laid(scene.variant.files, folder)
-    # of the folder around it, so that nothing is accounted for, and nobody waits
+    # a disk of the folder around it, so that nothing is recorded and no sync is delayed
     with Disk(folder.parent).mounted():
         for tier in scene.variant.carried_out:
             await _carry_out(kind, tier, folder, scene.point.pending[tier], clock)
@@ -714,7 +722,7 @@ async def recovered(kind: Kind, scene: Scene, folder: Path, clock: Clock) -> Non
 
 
 async def _carry_out(kind: Kind, tier: str, folder: Path, calls: Sequence[bytes], clock: Clock) -> None:
-    """A child does what stands in its pipe before it ends."""
+    """Carry out the calls in a tier's pipe, as a process may before it ends."""
     path = folder / f"{tier}.db"
     if tier in kind.servers:
         server = kind.servers[tier].behind(kind.settings.tier(tier), path)
@@ -737,7 +745,7 @@ async def _watch_recovery(client: Client, worlds: frozenset[World], seen: list[W
 
 
 async def _one_of(client: Client, worlds: frozenset[World], seen: list[World]) -> World:
-    """What a reader sees is one of the worlds, and none that was there before another one."""
+    """Assert that a reader sees one of the worlds, and none that an earlier look saw before another one; return it."""
     world, missing = await client.look()
     assert not missing, f"{missing} did not answer"
     if world not in worlds:
@@ -750,8 +758,8 @@ async def _one_of(client: Client, worlds: frozenset[World], seen: list[World]) -
 
 
 async def assert_whole(client: Client) -> None:
-    """Nothing is under way: one copy of each record, at its home, as it was written; and no bucket is over its
-    capacity after a pass."""
+    """Assert that nothing is under way, each record has one copy, at its home and as written, and a pass leaves no
+    bucket over its capacity."""
     fed = client.fed
     [expected] = client.ledger.worlds()
     assert_nothing_under_way(fed)
@@ -777,7 +785,7 @@ async def assert_whole(client: Client) -> None:
 
 
 async def assert_usable(client: Client, kind: Kind) -> None:
-    """The same records can be forgotten, written, moved and forgotten again."""
+    """Assert that the same records can be forgotten, written, moved and forgotten again."""
     fed = client.fed
     assert await client.forget(*[record["id"] for record in await fed.timeline()])
     await fed.settled()
@@ -798,12 +806,11 @@ async def assert_usable(client: Client, kind: Kind) -> None:
     assert await fed.timeline() == []
 
 
-# --- all of them
+# --- all crash points
 
 
 class Tally(msgspec.Struct):
-    """How many moments there were, how many different things were found after them, how often a tier died, and how
-    often a reader looked on while nothing did."""
+    """The numbers of moments, of different scenes, of deaths of a tier, and of runs with only a reader."""
 
     points: int = 0
     scenes: int = 0
@@ -826,7 +833,7 @@ class Tally(msgspec.Struct):
 
 
 def running(test: Callable[[], Awaitable[Any]]) -> Any:
-    """Run on trio, with a clock that jumps and turns that are drawn from the same seed each time."""
+    """Run on trio with a clock that jumps, and with an order of tasks that is the same each time."""
     random_ = random.Random(0)
     with ExitStack() as stack:
         stack.enter_context(patch.object(trio._core._run, "_r", random_))
@@ -844,9 +851,11 @@ def ways(kind: Kind, forgets: Iterable[int]) -> Iterator[Way]:
 
 
 class Broken(AssertionError):
-    """A rule does not hold, or something else has gone wrong.
+    """A rule is broken, or something else has failed.
 
-    `at`: the label of the point, of the death, or of the reader; `before`: the labels of the moments until then.
+    Args:
+        at: the label of the point, of the death, or of the reader.
+        before: the labels of the moments up to it.
     """
 
     def __init__(self, way: Way, at: str, before: Sequence[str], problem: BaseException) -> None:
@@ -868,8 +877,11 @@ def crash_points(
     first: int = 0,
     only: str = "",
 ) -> None:
-    """Look into every `every`th thing that may be found, from the `first` on; only into the one whose label is `only`,
-    or into those that have it in their label. Raises Broken."""
+    """Recover every `every`th scene from the `first` on. Raises Broken.
+
+    Args:
+        only: recover only the scene of this label or, if there is none, those whose label contains it.
+    """
     with _named(way, "nothing dies"):
         stage = running(lambda: carried_out(kind, way, _new(folder, "act")))
     found = list(scenes(stage.points, torn, kind).values())
@@ -888,8 +900,11 @@ def crash_points(
 
 
 def deaths(kind: Kind, way: Way, folder: Path, tally: Tally, *, every: int = 1, first: int = 0, only: str = "") -> None:
-    """Let a tier die before and after every call, or at every `every`th of these; only at those whose label has `only`
-    in it. Raises Broken."""
+    """Let a tier die before and after each call, or at every `every`th of these deaths. Raises Broken.
+
+    Args:
+        only: try only the deaths whose label contains it.
+    """
     possible = [
         Death(call, after, soon=(call + after) % 2 == 0) for call in range(1, _MOST_CALLS) for after in (False, True)
     ]
@@ -898,12 +913,12 @@ def deaths(kind: Kind, way: Way, folder: Path, tally: Tally, *, every: int = 1, 
             stage = running(functools.partial(carried_out, kind, way, _new(folder, "act"), death))
         shutil.rmtree(folder / "act")
         if stage.died is None:
-            return  # so many calls are not made
+            return  # the change makes fewer calls
         tally.deaths += 1
 
 
 def watched(kind: Kind, way: Way, folder: Path) -> None:
-    """Nothing dies, and a reader looks all the while. Raises Broken."""
+    """Carry out the change with a reader, without a death. Raises Broken."""
     with _named(way, READER):
         running(functools.partial(carried_out, kind, way, _new(folder, "act"), watched=True))
     shutil.rmtree(folder / "act")

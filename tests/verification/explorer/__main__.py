@@ -13,7 +13,7 @@ from tests.verification.explorer.search import Found, explore_in_every_order
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs it; 0 if nothing was found, else 1."""
+    """Explore the scenarios; return 0 if nothing was found, else 1."""
     options = _parser().parse_args(arguments)
     scenarios = [scenario for scenario in WHOLE if scenario.name == options.only] or [
         scenario for scenario in WHOLE if options.only is None or options.only in scenario.name

@@ -1,6 +1,6 @@
-"""The catalog of the model: what `a2m_router.catalog` keeps of four records and two tiers, in four numbers.
+"""The catalog of the model: what `a2m_router.catalog` holds for four records and two tiers, in four numbers.
 
-A book is a value: each change returns another one, and bears the name of the catalog's method that it stands for.
+A book is a value. Each change returns another book, and has the name of the catalog's method that it stands for.
 """
 
 from collections.abc import Iterator
@@ -8,70 +8,70 @@ from typing import Final
 
 import msgspec
 
-# the tiers, and what they are called in a story
+# the tiers, and their names in a story
 SOURCE, TARGET = 0, 1
 TIERS: Final = (SOURCE, TARGET)
 TIER_NAMES: Final = ("source", "target")
 
-# the records: two of a group, the first of which has a key; a late member; and what is written anew at that key
+# the records: two of a group, the first with a key; a late member of the group; a new record at that key
 A, B, C, D = range(4)
 IDS: Final = (A, B, C, D)
 ID_NAMES: Final = "abcd"
 ALL: Final = 0b1111
 KEYED: Final = (A, D)
 
-# kinds of strays
+# the kinds of strays
 NONE, PENDING, SUPERSEDED, UNWANTED, EQUAL, QUARANTINED = range(6)
 KIND_NAMES: Final = ("", "pending", "superseded", "unwanted", "equal", "set aside")
 
-# what a claim can be on: each id, the owner's key, the owner's group
+# the bits of a claim: one for each id, the owner's key, the owner's group
 KEY: Final = 1 << 4
 GROUP: Final = 1 << 5
 
 
 def members(mask: int) -> Iterator[int]:
-    """The ids in a set of them."""
+    """Return the ids of a set."""
     return (id for id in IDS if mask >> id & 1)
 
 
 def written(mask: int) -> str:
-    """A set of ids as a story tells it."""
+    """Return a set of ids as text for a story."""
     return "".join(ID_NAMES[id] for id in members(mask)) or "nothing"
 
 
 def content_in(held: int, id: int) -> int:
-    """Which content of a record a set of copies holds: 0 for none, 1 for the first, 2 and 3 for what replaced it."""
+    """Return the content of a record in a set of copies: 0 for none, 1 for the first, 2 and 3 for its replacements."""
     return held >> 2 * id & 3
 
 
 def with_content(held: int, id: int, content: int) -> int:
-    """Those copies with one changed."""
+    """Return the copies with one content changed."""
     return held & ~(3 << 2 * id) | content << 2 * id
 
 
 def ids_in(held: int) -> int:
-    """The ids of which a set of copies holds any."""
+    """Return the ids of which a set has a copy."""
     return sum(1 << id for id in IDS if held >> 2 * id & 3)
 
 
 def only(held: int, mask: int) -> int:
-    """Those of some copies that are of these ids."""
+    """Return the copies of these ids."""
     return sum(held & 3 << 2 * id for id in members(mask))
 
 
 def record_names(mask: int) -> int:
-    """What is claimed by whoever changes copies of these: their ids, and the key."""
+    """Return the claims of a change of these records' copies: their ids, and the key."""
     return mask | KEY if mask & (1 << A | 1 << D) else mask
 
 
 class Book(msgspec.Struct, frozen=True, gc=False):
-    """What the catalog says.
+    """The state of the catalog.
 
     Args:
         records: four bits a record: 0 unknown; 1 to 6 its home and content; 7 and 8 reserved, and where.
         strays: three bits a tier and record: the kind.
-        forgotten: the ids that were forgotten.
-        redo: 0, or one more than the tier that has yet to catch up with what replaced the keyed record.
+        forgotten: the ids that have a tombstone.
+        redo: 0, or one more than the tier that has the pending write of the keyed record.
     """
 
     records: int = 0
@@ -95,28 +95,28 @@ class Book(msgspec.Struct, frozen=True, gc=False):
         return self.strays >> 3 * (4 * tier + id) & 7
 
     def known(self) -> int:
-        """The ids that have a record, or a reservation."""
+        """Return the ids that have a record or a reservation."""
         return sum(1 << id for id in IDS if self.records >> 4 * id & 15)
 
     def living(self, tier: int) -> int:
-        """The ids that live in a tier."""
+        """Return the ids that live in a tier."""
         return sum(1 << id for id in IDS if self.home(id) == tier)
 
     def noted(self, tier: int) -> int:
-        """The ids of which a copy in a tier is to be removed; what is pending has an owner."""
+        """Return the ids whose copies in a tier are to be deleted; a pending stray is not, it belongs to a change."""
         return sum(1 << id for id in IDS if self.stray(tier, id) in (SUPERSEDED, UNWANTED))
 
     def in_the_way(self, tier: int, mask: int) -> int:
-        """The strays in a tier of these ids, or at their key."""
+        """Return the strays in a tier with these ids or at their key."""
         wanted = mask | (1 << A | 1 << D) if record_names(mask) & KEY else mask
         return sum(1 << id for id in members(wanted) if self.stray(tier, id))
 
     def is_behind(self, id: int) -> bool:
-        """Whether the record's tier has yet to catch up with what replaced it."""
+        """Return whether the record has a pending write."""
         return id == A and self.redo > 0
 
     def has_taken_key(self, id: int) -> bool:
-        """Whether the key of a record is another's, or is just being given to one."""
+        """Return whether another record has the key, or a reservation for it."""
         others = [other for other in KEYED if other != id] if id in KEYED else []
         return any(self.home(other) is not None or self.reserved(other) is not None for other in others)
 
@@ -136,11 +136,11 @@ class Book(msgspec.Struct, frozen=True, gc=False):
         return msgspec.structs.replace(self, records=self.records & ~(15 << 4 * id) | code << 4 * id)
 
     def enter(self, id: int, tier: int, content: int) -> "Book":
-        """The record lives there, whatever was noted of it."""
+        """Let the record live in a tier; this ends its reservation."""
         return self._put(id, 1 + 3 * tier + content - 1)
 
     def _caught_up(self, id: int) -> "Book":
-        """Nothing is left to catch up with for the record."""
+        """End the pending write of the record, if it has one."""
         return msgspec.structs.replace(self, redo=0) if self.is_behind(id) else self
 
     def reserve(self, tier: int, mask: int) -> "Book":
@@ -154,14 +154,14 @@ class Book(msgspec.Struct, frozen=True, gc=False):
         return msgspec.structs.replace(book, forgotten=book.forgotten & ~(1 << id))
 
     def replace(self, tier: int, content: int) -> "Book":
-        """What replaces the keyed record is true; its tier has yet to catch up."""
+        """Replace the keyed record; its tier gets a pending write."""
         return msgspec.structs.replace(self.enter(A, tier, content), redo=1 + tier)
 
     def end_pending(self) -> "Book":
         return msgspec.structs.replace(self, redo=0)
 
     def _refuse(self, id: int, tier: int, remote: bool) -> "Book":
-        """What was reserved does not become true; where it may land later than anybody waits, that is noted as well."""
+        """Give up a reservation. If the write may still land after a restart (`remote`), leave a tombstone, too."""
         book = (self if self.reserved(id) is None else self._put(id, 0)).note(tier, 1 << id, UNWANTED)
         return msgspec.structs.replace(book, forgotten=book.forgotten | 1 << id) if remote else book
 
@@ -179,18 +179,19 @@ class Book(msgspec.Struct, frozen=True, gc=False):
         return book
 
     def _kind_given_up(self, id: int) -> int:
-        """How what was to be a copy is noted when it is not to be any more: one of a record goes when that was seen."""
+        """Return the kind of a stray that was to become a copy: the stray of a known record is deleted only after a
+        look at its home."""
         return UNWANTED if self.home(id) is None else SUPERSEDED
 
     def flip(self, source: int, target: int, mask: int, kind: int = SUPERSEDED) -> "Book":
-        """New homes; `kind` is how the old copies are noted."""
+        """Change the homes of records; `kind` is the kind of the strays at the source."""
         book = self
         for id in members(mask):
             book = book.enter(id, target, book.content(id) or 1)._caught_up(id)
         return book.remove_notes(target, mask).note(source, mask, kind)
 
     def forget(self, id: int, *, noted: bool = True) -> "Book":
-        """A record is struck out, and every copy of it is unwanted."""
+        """Delete a record; all its copies become unwanted strays."""
         where = self.home(id)
         book = self._put(id, 0)._caught_up(id)
         if not noted:
@@ -203,13 +204,16 @@ class Book(msgspec.Struct, frozen=True, gc=False):
         return msgspec.structs.replace(book, forgotten=book.forgotten | 1 << id)
 
     def come_home(self, id: int, tier: int) -> "Book":
-        """The record's home has lost it: the copy in `tier` is the record."""
+        """The home has lost the record: make `tier`, which has a copy, its home."""
         book = self.enter(id, tier, self.content(id)).remove_notes(tier, 1 << id).note(1 - tier, 1 << id, UNWANTED)
         return book._caught_up(id)
 
     def lose(self, mask: int, *, spares: bool = True) -> "Book":
-        """What a scan did not find where it lives, and of which no copy is noted, is out of the account; but not what
-        its tier has yet to catch up with."""
+        """Remove records that a scan did not find at home and that have no noted copy.
+
+        Args:
+            spares: keep those with a pending write.
+        """
         book = self
         for id in members(mask):
             copies = any(self.stray(tier, id) in (PENDING, SUPERSEDED, EQUAL) for tier in TIERS)
@@ -218,8 +222,11 @@ class Book(msgspec.Struct, frozen=True, gc=False):
         return book
 
     def begin_recovery(self, *, noted: bool = True, gives_up: bool = True, remote: bool = False) -> "Book":
-        """What was being moved stays; its copies go when it was seen. What was being written is given up; else
-        it is as if it had never been heard of. Without `noted` the notes of copies are dropped."""
+        """Begin a start after a crash.
+
+        Records that were being moved stay, and their copies are deleted after a look at the home. Reservations are
+        given up; without `gives_up` they are dropped without a trace. Without `noted` the notes of copies are dropped.
+        """
         book = self
         for tier in TIERS:
             for id in IDS:
@@ -230,7 +237,7 @@ class Book(msgspec.Struct, frozen=True, gc=False):
         return book
 
     def adopt(self, tier: int, held: int) -> "Book":
-        """A scan takes what nobody accounts for into the account."""
+        """Add the copies that a scan has found to the catalog."""
         book = self
         for id in IDS:
             content, home = content_in(held, id), book.home(id)
@@ -254,8 +261,8 @@ class Book(msgspec.Struct, frozen=True, gc=False):
         return book
 
     def decide_groups(self) -> "Book":
-        """Where both tiers hold copies, equal ones, that which holds all of the group becomes its home: if both do, the
-        target. Where neither does, nothing is changed."""
+        """Decide the home of groups of which both tiers hold equal copies: the tier that holds the whole group; if both
+        do, the target. If neither does, nothing changes."""
         equal = [sum(1 << id for id in IDS if self.stray(tier, id) == EQUAL) for tier in TIERS]
         for home, other in ((TARGET, SOURCE), (SOURCE, TARGET)):
             coming = self.living(other)

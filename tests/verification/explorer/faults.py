@@ -1,7 +1,7 @@
-"""What befalls a small federation, and how it comes back: tiers that go, calls without an answer, a crash at any step.
+"""The faults of a small federation, and the recovery from them: outages, calls without an answer, a crash at any step.
 
-A crash takes away what was not durable, from any commit on, and each call under way has landed or has not, or will.
-What the next router makes of it is here, too: a tier that comes up is welcomed, when nothing of before can land there.
+A crash loses what was not durable, from any commit on; each call under way has landed, will land, or will not. The
+recovery is here, too: a tier that comes up is welcomed once no earlier call can land there any more.
 """
 
 from collections.abc import Iterator
@@ -52,7 +52,7 @@ from tests.verification.explorer.walks import Walks
 
 
 class Faults:
-    """What befalls those walks, and comes of it."""
+    """The faults of a scenario, and the steps that recover from them."""
 
     def __init__(self, walks: Walks) -> None:
         self._walks = walks
@@ -60,17 +60,17 @@ class Faults:
         self._scenario = walks.scenario
 
     def steps(self, state: State) -> Iterator[Step]:
-        """Every fault that may happen now, and every step of what puts it right."""
+        """Yield every fault that is possible now, and every step of a recovery."""
         yield from self._welcomes(state)
         yield from self._settlements(state)
         yield from self._outages(state)
         yield from self._crash(state)
         yield from self._losses(state)
 
-    # --- tiers that come back, calls that land late, faults
+    # --- tiers that come up, calls that land late, faults
 
     def _welcomes(self, state: State) -> Iterator[Step]:
-        """What a tier holds is counted when it comes up."""
+        """Yield the steps of welcoming a tier that has come up: a scan, and the loss of records that it lacks."""
         for tier in TIERS:
             m = Moment(state)
             if not m.is_up(tier) or m.welcomed >> tier & 1 or self._walks.is_held(m, tier):
@@ -93,7 +93,8 @@ class Faults:
                 yield m.step("the router", f"has taken {TIER_NAMES[tier]} into the account")
 
     def _not_found(self, m: Moment, tier: int) -> int:
-        """What a scan takes for lost: it should live there, and is not, and may not be just on its way there."""
+        """Return the records that a scan takes for lost: they live in the tier, and have no copy there and no pending
+        write."""
         missing = m.book.living(tier) & ~ids_in(m.held[tier])
         if self._design.spares_what_was_behind:
             missing &= ~sum(1 << id for id in members(missing) if m.book.is_behind(id))
@@ -111,19 +112,19 @@ class Faults:
         self._end_the_start(m)
 
     def _have_changed(self, m: Moment, before: Book) -> None:
-        """Records have other homes than before, though nobody moved them."""
+        """Note that records have new homes without a move."""
         for home in TIERS:
             came = m.book.living(home) & before.living(1 - home)
             m.touched(came)
             m.moved(came, 1 - home)
 
     def _end_the_start(self, m: Moment) -> None:
-        # the start waits for every tier that is up, and not held
+        # the start waits for every tier that is up and is not held for earlier calls
         waited_for = sum(1 << tier for tier in TIERS if m.is_up(tier) and not self._walks.is_held(m, tier))
         m.starting = m.starting and bool(waited_for & ~m.welcomed)
 
     def _settlements(self, state: State) -> Iterator[Step]:
-        """A call without an answer lands at last, or it is certain that it cannot any more; its claim is let go."""
+        """Yield the ends of calls without an answer: the call lands, or cannot land any more. Its claim is released."""
         for call in state.open:
             told = f"{call.method} {written(call.ids)} in {TIER_NAMES[call.tier]}"
             m = Moment(state)
@@ -160,7 +161,7 @@ class Faults:
                     yield m.step(TIER_NAMES[tier], f"goes down{_told(waiting, landing)}", fault=True)
 
     def _under_way(self, state: State, tiers: int) -> list[Open]:
-        """The calls to some tiers that change something there, and have not landed."""
+        """Return the calls that change something in these tiers and have not landed."""
         m = Moment(state)
         found = list(m.open)
         for who, work in enumerate(m.work):
@@ -176,8 +177,8 @@ class Faults:
             m.events.append(("lands", call.tier, call.method, call.ids))
 
     def _crash(self, state: State) -> Iterator[Step]:
-        """The router dies, and the next one starts: with what was durable, and as many of the later commits as happen
-        to be on the disk."""
+        """Yield every crash: the router dies, and the next one starts with the durable commits, and with as many of the
+        later ones as may be on the disk."""
         if not state.crashes:
             return
         waiting = self._under_way(state, 0b11)
@@ -207,7 +208,7 @@ class Faults:
                 yield m.step("the router", f"dies and starts again{without}{_told(waiting, landing)}", fault=True)
 
     def _orphaned(self, call: Open, survived: Book) -> Open:
-        """A call of a router that is dead, which the next one thinks of, or does not."""
+        """Return a call of a dead router, with whether the next router takes it into account."""
         noted = any(survived.stray(call.tier, id) for id in members(ALL)) or survived.redo == 1 + call.tier
         is_thought_of = noted or self._design.holds_unnoted
         return msgspec.structs.replace(call, by=THE_DEAD if is_thought_of else NOBODY, claim=0)

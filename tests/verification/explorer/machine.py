@@ -1,14 +1,15 @@
-"""The state machine: what may happen next in a small federation, whatever that is.
+"""The state machine: every step that is possible in a state of a small federation.
 
-A state is a value. The walks go their steps, faults befall them, and what a fault has left is put right.
+A state is a value. The walks are the router's steps, the faults disturb them, and recoveries follow a fault.
 
-Rougher than the router, and why that loses nothing that is looked for here:
+The model is coarser than the router. Nothing that it looks for is lost by that:
+
 - a claim is taken in one step (`Claims` has tests of its own);
-- a reconciler begins whenever its tier is owed something, without being woken and without a wait, with the strays or
-  with what is to be replaced; one of the two at a time;
-- a read that has failed may be asked once more whenever its tier is up;
-- what comes back altered when it was written a second time is done anew; no tier alters anything here;
-- a tier that comes back is scanned in one step; in two where something is not there.
+- a reconciler begins whenever its tier has strays or a pending write, without being woken and without a delay; it
+  handles one of the two at a time;
+- a read that has failed may be sent once more whenever its tier is up;
+- a record that comes back altered from its second write is written again; no tier alters records here;
+- a tier that comes back is scanned in one step; in two steps if it lacks a record.
 """
 
 from collections.abc import Iterator
@@ -29,10 +30,10 @@ class Machine:
         self._faults = Faults(self._walks)
 
     def initial(self) -> State:
-        """Where it begins."""
+        """Return the first state."""
         return self.scenario.begins()
 
     def successors(self, state: State) -> Iterator[Step]:
-        """Every step that is possible now, and what it leads to."""
+        """Yield every step that is possible now, with the state that it leads to."""
         yield from self._walks.steps(state)
         yield from self._faults.steps(state)

@@ -1,10 +1,9 @@
-"""Holds a real run against the model: every step that the router takes must be one that the model has, there.
+"""Compares a real run with the model: each observed step of the router must be a step of the model at that point.
 
-What can be seen of a run is what its tiers do, what its catalog commits, when that is made durable, and where a read
-ends. After each of
-these the real catalog and the real stores are looked at, and must be as the model says. What cannot be seen (the router
-hears of an answer, a claim is let go) may have happened in any way that the model allows, so that a run is followed in
-all states in which it may be; it leaves the model when there is none.
+Observable are the calls that tiers carry out, the commits of the catalog, the moments when commits become durable, and
+the ends of reads. After each of them, the real catalog and the real stores must be as in the model. Steps that cannot
+be observed (the router receives an answer, a claim is released) may have happened in any way that the model allows. So
+a run is followed in all states in which it may be; if none is left, it has left the model.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
@@ -38,8 +37,8 @@ from tests.verification.explorer.rules import is_quiescent, told
 from tests.verification.explorer.states import Event, Label, Scenario, State
 from tests.verification.explorer.steps import BUILT, RECALL, Design
 
-# the two tiers of the model; what is written goes where it is told to. No call to them is given up while a test holds
-# another one: where one is to be, time jumps
+# The two tiers of the model; every record goes to the tier that its write names. While a test holds a call, no other
+# call times out. Where a call must time out, time jumps.
 TWO_TIERS: Final = settings_of(
     """
 [policy]
@@ -63,7 +62,7 @@ _KINDS: Final = {
     Stray.QUARANTINED: QUARANTINED,
 }
 
-# the catalog's changes that the model knows
+# the catalog's changes that the model has
 CHANGES: Final = (
     *("reserve", "commit_write", "abandon", "end_pending", "note_copies", "flip", "give_up", "remove_notes"),
     *("come_home", "forget", "begin_recovery", "adopt", "lose", "decide_groups"),
@@ -71,17 +70,17 @@ CHANGES: Final = (
 
 
 class Left(Exception):
-    """A run has left the model: what happened, and where the run might have been."""
+    """A run has left the model. The message has the event, and the states in which the run might have been."""
 
 
 def book_of(catalog: Catalog) -> Book:
-    """A real catalog as the model sees it."""
+    """Return a real catalog as a book of the model."""
     book = Book()
     entries = catalog.records.find(ID_NAMES)
     for id in IDS:
         entry = entries.get(ID_NAMES[id])
         if entry is not None:
-            # what replaces a record has the next revision
+            # a replacement has the next revision
             book = book.enter(id, TIER_NAMES.index(entry.home), 1 + entry.revision)
     for tier in TIERS:
         for name in catalog.queries.accounted(TIER_NAMES[tier], filter(catalog.records.is_reserved, ID_NAMES)):
@@ -99,7 +98,7 @@ def book_of(catalog: Catalog) -> Book:
 
 
 def held_in(fed: Trial) -> tuple[int, int]:
-    """What the real stores hold, as the model sees it. The content of a record is its name and which one it is."""
+    """Return what the real stores hold, as in the model. A content is the record's name and the content's number."""
     held = []
     for tier in TIERS:
         copies = 0
@@ -110,16 +109,17 @@ def held_in(fed: Trial) -> tuple[int, int]:
 
 
 class Followed:
-    """A run as the model follows it."""
+    """A run, followed in the model."""
 
     def __init__(self, scenario: Scenario, design: Design = BUILT) -> None:
         self._machine = Machine(scenario, design)
-        # where the run may be, and what is still to be seen of the step that it is in
+        # the states in which the run may be, each with the events of its last step that are still to be observed
         self._places: set[tuple[State, tuple[Event, ...]]] = {(self._machine.initial(), ())}
         self.seen: list[str] = []
 
     def happens(self, event: Event, book: Book | None, held: tuple[int, int] | None) -> None:
-        """Raises Left if that cannot happen where the run is, or if the accounts are others then."""
+        """Follow an event. Raises Left if the model does not have it, or if the catalog or the stores differ after
+        it."""
         before = self._places
         places = set()
         for state, pending in before:
@@ -144,19 +144,19 @@ class Followed:
             raise Left("\n  ".join([f"{event}: {book}, {held}", *self.seen, "the model has:", *possible[:5]]))
 
     def _may_be_late(self, event: Event) -> bool:
-        """Whether it may be a read that nobody waits for any more, and that changes nothing."""
+        """Return whether the event may be a late read that changes nothing, and whose caller waits no more."""
         scenario = self._machine.scenario
         return event[0] == "lands" and event[2] == RECALL and bool(scenario.timeouts or scenario.outages)
 
     def is_durable(self) -> None:
-        """All that was committed is durable now."""
+        """Note that all commits are durable."""
         self.seen.append("sync")
         self._places = {
             (msgspec.structs.replace(state, journal=state.journal[-1:]), pending) for state, pending in self._places
         }
 
     def crashes(self) -> None:
-        """The router dies; what it has committed is on the disk."""
+        """Note that the router dies with all its commits on the disk."""
         self.seen.append("crash")
         places = set()
         for state, _ in self._places:
@@ -167,19 +167,19 @@ class Followed:
         self._places = places
 
     def rests(self) -> bool:
-        """Whether nothing may be left to be done."""
+        """Return whether the run may be in a state in which nothing is left to do."""
         return any(
             is_quiescent(quiet) for state, pending in self._places if not pending for quiet in self._quietly(state)
         )
 
     def _quietly(self, state: State) -> Iterable[State]:
-        """Where the run may be before anything more is seen of it."""
+        """Return the states that the run may reach without an event."""
         found = {state}
         waiting = [state]
         while waiting:
             at = waiting.pop()
             for label, after, _ in self._machine.successors(at):
-                # what waits for the disk goes on when the disk was seen to have it
+                # a step that waits for the disk is taken when the sync was observed
                 waits = label.syncs and len(at.journal) > 1
                 if not label.events and not waits and not _is_crash(label) and after not in found:
                     found.add(after)
@@ -192,7 +192,7 @@ def _is_crash(label: Label) -> bool:
 
 
 class Recorder:
-    """Weather that passes everything on to `steer`, and tells `followed` of it. `fed` is the run, once it has begun."""
+    """Weather that passes everything on to `steer`, and reports it to `followed`. `fed` is the run, if it has begun."""
 
     def __init__(self, followed: Followed, steer: Steered) -> None:
         self.followed = followed
@@ -205,7 +205,7 @@ class Recorder:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """What happens from here on is recorded."""
+        """Record everything within this block."""
         self._listening = True
         try:
             yield
@@ -213,13 +213,13 @@ class Recorder:
             self._listening = False
 
     def dies(self) -> None:
-        """Whatever this router still does has no part in it any more; the next one begins with what there is now."""
+        """Ignore all that this router still does. The next one starts with the present state."""
         self._listening = False
         self.fed = None
         self._at_death = self._book
 
     def starts_again(self) -> None:
-        """The next router is about to open its catalog."""
+        """Note that the next router is about to open its catalog."""
         self._book = self._at_death
         self.followed.crashes()
 
@@ -252,11 +252,11 @@ class Recorder:
             try:
                 self.followed.happens(event, self._book, held)
             except Left as wrong:
-                self.wrong = wrong  # the router must not meet it; whoever asks for the outcome does
+                self.wrong = wrong  # the router must not get this exception; `wrong` keeps it for the test
 
 
 def _landing(tier: str, message: bytes) -> Event | None:
-    """What a tier was asked, as the model says it; None for what the model does not know of."""
+    """Return a call to a tier as an event of the model; None for a call that the model does not have."""
     call = msgspec.json.decode(message)
     method, params = call["method"], call.get("params") or {}
     if method == "memory/recall":
@@ -274,7 +274,7 @@ def _landing(tier: str, message: bytes) -> Event | None:
 
 
 def record(recorder: Recorder, replace: Callable[[object, str, Any], None]) -> None:
-    """Have every change of a catalog recorded, and every read. `replace` sets an attribute for a test's time."""
+    """Record every change of a catalog, and every read. `replace` sets an attribute for the duration of a test."""
     for name in CHANGES:
         replace(Catalog, name, _recorded(getattr(Catalog, name), name, recorder))
     synced, reading = Catalog.synced, ActiveReads.reading
@@ -291,7 +291,7 @@ def record(recorder: Recorder, replace: Callable[[object, str, Any], None]) -> N
         recorder.read()
 
     async def nothing(self: Scanner, tier: str, entries: Sequence[Entry]) -> list[Entry]:
-        """In the model's world no file is set back, so nobody looks for that."""
+        """Return nothing: in the model no file is set back, so there is nothing to look for."""
         return []
 
     replace(Catalog, "synced", and_told)

@@ -1,4 +1,4 @@
-"""The rules that hold in every state, and in every quiescent one. They know nothing of how the states came about."""
+"""The rules of every state, and of every quiescent state. They do not depend on how a state came about."""
 
 from tests.verification.explorer.accounts import (
     ALL,
@@ -19,7 +19,7 @@ from tests.verification.explorer.steps import Design
 
 
 def wrong_in(state: State, scenario: Scenario, design: Design) -> str | None:
-    """Which rule a state breaks: what a read finds that begins now and is answered at once."""
+    """Return the rule that a state breaks for a read that begins now and is answered at once, or None."""
     book = state.book
     if book.home(A) is not None and book.content(A) < state.newest:
         return "a was replaced, and is not any more (rule 1)"
@@ -44,7 +44,7 @@ def wrong_in(state: State, scenario: Scenario, design: Design) -> str | None:
 
 
 def is_quiescent(state: State) -> bool:
-    """Nothing is under way, and nothing is left to be done."""
+    """Return whether nothing is under way and nothing is left to do."""
     book = state.book
     return (
         state.up == state.welcomed == 0b11
@@ -60,7 +60,7 @@ def is_quiescent(state: State) -> bool:
 
 
 def wrong_at_rest(state: State) -> str | None:
-    """Which rule a quiescent state breaks: one copy of each record, in its home, as the catalog has it."""
+    """Return the rule that a quiescent state breaks: one copy of each record, in its home, as the catalog has it."""
     book = state.book
     for id in members(ALL):
         home = book.home(id)
@@ -76,7 +76,7 @@ def wrong_at_rest(state: State) -> str | None:
 
 
 def told(state: State) -> str:
-    """A state as a story tells it: what each tier holds, what the catalog says, and how much of that is durable."""
+    """Return a state as text for a story: the copies of each tier, the catalog, the commits that are not durable."""
     tiers = []
     for tier in (SOURCE, TARGET):
         copies = [

@@ -1,7 +1,7 @@
-"""Which small federations are explored: SLICE in the tests, and WHOLE by the command.
+"""The small federations that are explored: SLICE by the tests, WHOLE by the command.
 
-One with everything in it would have more states than memory has room for. So each fault meets each client: WHOLE has
-every pair of them with the move between, and those threes in which one of them repairs what another has broken.
+One scenario with all faults and clients would have more states than fit into memory. WHOLE therefore has every pair of
+a fault or client with the move, and those triples in which one repairs what another has broken.
 """
 
 from typing import Final

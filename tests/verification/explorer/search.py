@@ -1,4 +1,4 @@
-"""Visits every state that can be reached, the nearest first, and tells the shortest story of what goes wrong."""
+"""Visits every reachable state, the nearest first, and returns the shortest path to a broken rule."""
 
 import time
 from array import array
@@ -13,7 +13,7 @@ from tests.verification.explorer.steps import BUILT, REORDERED, Design
 
 
 class Counterexample(msgspec.Struct, frozen=True):
-    """How a rule is broken: each step, and the state after it."""
+    """The path to a broken rule: each step, and the state after it."""
 
     scenario: str
     wrong: str
@@ -28,7 +28,7 @@ class Counterexample(msgspec.Struct, frozen=True):
 
 
 class Found(msgspec.Struct, frozen=True):
-    """What came of an exploration: how much there was, and what was wrong, if anything was."""
+    """The result of an exploration: its size, and the counterexample if there is one."""
 
     scenario: str
     states: int
@@ -49,9 +49,9 @@ class Found(msgspec.Struct, frozen=True):
 def explore(
     scenario: Scenario, design: Design = BUILT, *, on_progress: Callable[[int, int], None] = lambda states, left: None
 ) -> Found:
-    """Every reachable state of a scenario, breadth first, so that the first thing found is the nearest.
+    """Visit every reachable state of a scenario, breadth first, so that the first finding is the nearest.
 
-    When all are known, it is seen that a quiescent one can be reached from each without a further fault.
+    After that, check that a quiescent state can be reached from each state without a further fault.
     """
     began = time.perf_counter()
     machine = Machine(scenario, design)
@@ -104,8 +104,10 @@ def explore(
 
 
 def explore_in_every_order(scenario: Scenario) -> Found:
-    """A scenario with its moves as they are built, and in every other order that their steps may happen in, where that
-    may matter: what is durable when matters to what a crash leaves. What was found in all of them together."""
+    """Explore a scenario; if it has moves and crashes, do it with every permitted order of the steps of a move.
+
+    The order decides what is durable at a crash. Returns the sum of all explorations, or the first finding.
+    """
     found = explore(scenario)
     for design in REORDERED if scenario.moves and scenario.crashes else ():
         if found.wrong is None:
@@ -134,8 +136,8 @@ def _path(machine: Machine, states: list[State], parents: "array[int]", at: int)
 def _cannot_come_to_rest(
     count: int, fair_from: "array[int]", fair_to: "array[int]", quiescent: "array[int]"
 ) -> int | None:
-    """The nearest state from which no quiescent one can be reached; the edges are walked backwards."""
-    # how many edges lead to each state, then where its part of the sorted edges begins
+    """Return the nearest state from which no quiescent one can be reached; the search follows the edges backwards."""
+    # first the number of edges to each state, then the place where its part of the sorted edges begins
     begins = array("l", bytes(array("l").itemsize * (count + 1)))
     for to in fair_to:
         begins[to + 1] += 1

@@ -1,7 +1,7 @@
-"""What is, and how it changes: the states of a small federation as values, and a moment in which one is being changed.
+"""The states of a small federation as values, and how they change.
 
-A state is frozen, and two that are equal are one. A `Moment` is a state on its way to the next. How it changes is here;
-when it may, and who may do it, is in `walks` and `faults`.
+A state is frozen, and equal states are one state. A `Moment` is a state that is being changed into the next one.
+`walks` and `faults` decide which change is possible when.
 """
 
 from typing import Any, Final
@@ -22,43 +22,42 @@ from tests.verification.explorer.accounts import (
 )
 from tests.verification.explorer.steps import REMEMBER, REMOVAL
 
-# who works; the last are the reconcilers of the tiers, in their order
+# the workers; the last two are the reconcilers of the tiers, in the order of the tiers
 MOVER, WRITER, REPLACER, *RECONCILERS = range(5)
 WORKERS: Final = ("the move", "the late write", "the replacement", "source's reconciler", "target's reconciler")
 NOBODY: Final = -1
-# who asked for what may still land in the next router's time
+# the caller of a call of a dead router that may still land
 THE_DEAD: Final = -2
 
-# where a worker is: not begun, at a call that the tier has not seen, that it has done, that has failed, at a
-# wait (for the disk, for readers; these have ended), done
+# The phases of a worker: not begun; at a call that was sent, carried out, or has failed; at a wait for the disk or for
+# reads; after the end of a wait; finished.
 IDLE, SENT, DONE, FAILED, SYNCING, WAITING, READY, OVER = range(8)
 
-# what becomes of a call under way when a process dies
+# the fates of a call under way at the death of a process
 NEVER, LANDS, LATER = range(3)
 
-# what a read has of a tier: nothing yet; or the tier was silent
+# a read's answer from a tier: none yet, or none at all
 ASKED, SILENT = -1, -2
 
-# the home, before, of what was written since a read began
+# the former home of a record that was written since a read began
 NOWHERE: Final = 3
 
-# what a tier is seen to hold when it is welcomed: nothing was asked yet (ASKED); from LOSING on, those records that a
-# scan has not found where they live
+# The progress of a welcome: not begun (ASKED); from LOSING on, the records that a scan has not found where they live.
 LOSING: Final = 1 << 16
 
-# what happened, for those who compare it with a real run: a tier did what it was asked, a commit, the end of a read
+# an observable event, for the comparison with a real run: a tier carries out a call, a commit, the end of a read
 Event = tuple[Any, ...]
 
 
 class Work(msgspec.Struct, frozen=True, gc=False):
-    """A change under way: at which line of which program, in which tier.
+    """A change under way: its line, its program, its tier.
 
     Args:
         ids: the records that are changed, `was` their contents; `whole`: those of them that may move.
-        stale: those that have changed since they were looked up.
-        mine: the strays that are looked at; `old`: those to be seen at home; `leaving`: those to be removed.
+        stale: those that have changed since the change looked them up.
+        mine: the strays in question; `old`: those to be read at home; `leaving`: those to be deleted.
         got: the answer of the last call.
-        claim: what is claimed.
+        claim: the names that are claimed.
     """
 
     program: int = 0
@@ -81,11 +80,13 @@ FINISHED: Final = Work(phase=OVER)
 
 
 class Reading(msgspec.Struct, frozen=True, gc=False):
-    """A read under way: what each tier has answered, what must be in it, and `left`, which homes records had when it
-    began, of those that have another since: 1 + the tier, or NOWHERE for what was written since.
+    """A read under way.
 
-    `newest`: which content of the keyed record was acknowledged before. `gone`: what was acknowledged to be forgotten
-    before.
+    `got` are the answers of the tiers, and `must` the records that have to be in the result. `left` are the homes that
+    records had when the read began, for those that have another one since: 1 + the tier, or NOWHERE for a new record.
+
+    `newest` is the content of the keyed record that was acknowledged before the read, `gone` the records whose forget
+    was.
     """
 
     got: tuple[int, int] = (ASKED, ASKED)
@@ -96,7 +97,7 @@ class Reading(msgspec.Struct, frozen=True, gc=False):
 
 
 class Open(msgspec.Struct, frozen=True, gc=False):
-    """A call that was not answered, and may still land. `claim` is let go when it cannot any more."""
+    """A call without an answer that may still land. `claim` is released when it cannot land any more."""
 
     by: int
     tier: int
@@ -107,17 +108,17 @@ class Open(msgspec.Struct, frozen=True, gc=False):
 
 
 class State(msgspec.Struct, frozen=True, gc=False):
-    """All of it at one moment.
+    """The whole state at one moment.
 
     Args:
-        journal: the catalog as it is on the disk, and after each commit since; the last is what the router sees.
+        journal: the catalog as it is on the disk, and after each commit since; the router sees the last one.
         held: the copies that each tier holds.
-        up, welcomed, counted: sets of tiers; `looking`: what a tier that is being welcomed was seen to hold.
-        starting: the router has just been started, and serves nobody yet.
-        told: what was acknowledged as written; `gone`: as forgotten; `begun`: what a forget was begun of.
-        newest: which content of the keyed record was acknowledged.
-        lost: what its home has lost behind the router's back, since it began.
-        moves, replaces, reads, crashes, outages, timeouts, losses, unkept: how many there may still be.
+        up, welcomed, counted: sets of tiers; `looking`: the progress of each tier's welcome.
+        starting: the router has just been started, and serves no client yet.
+        told: the records whose write was acknowledged; `gone`: whose forget was; `begun`: whose forget has begun.
+        newest: the content of the keyed record that was acknowledged.
+        lost: the records that their home has lost behind the router's back, since the beginning.
+        moves, replaces, reads, crashes, outages, timeouts, losses, unkept: how many are still possible.
     """
 
     journal: tuple[Book, ...]
@@ -154,22 +155,22 @@ class State(msgspec.Struct, frozen=True, gc=False):
 
 
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):
-    """What there is besides the two records in the source, and how often.
+    """What happens besides the two records in the source, and how often.
 
     Args:
-        moves: one after the other, each from a tier to the other.
+        moves: one after the other, each from one tier to the other.
         late: a third member of the group is written to the source.
-        replaces: how often what is at the key is replaced; `batch`: each brings the late member as well.
-        forgets: an id, if one is forgotten.
+        replaces: the number of replacements of the keyed record; `batch`: each one also writes the late member.
+        forgets: the id that is forgotten, if any.
         reads: recalls of both tiers, one after the other.
-        crashes: of the router, with what was not durable gone or not; `outlives`: what it had asked of a tier may
-            still land in the next one's time.
-        outages: a tier goes, and comes back.
+        crashes: of the router, with or without the loss of commits that are not durable; `outlives`: its calls to tiers
+            may still land after the next start.
+        outages: a tier goes down, and comes back.
         timeouts: calls without an answer, which may land later.
-        losses: a tier loses a record that a move has brought there, while the old copy is still in the other.
-        unkept: a tier says that it has what it is given, and has not.
-        lesser: the tiers do not replace by themselves, and keep what they hold of an id; only without moves and new
-            records, since these are more steps at such a tier.
+        losses: a tier loses a record that a move has brought there, while the old copy is still in the other tier.
+        unkept: a tier acknowledges a record and does not keep it.
+        lesser: the tiers are lifted: they do not replace in place, and keep the content that they hold for an id. Only
+            without moves and new records, which take more steps at such a tier.
     """
 
     name: str
@@ -188,7 +189,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     lesser: bool = False
 
     def begins(self) -> State:
-        """Two records of a group in the source, acknowledged long ago."""
+        """Return the first state: two records of a group in the source, acknowledged long ago."""
         return State(
             journal=(Book().enter(A, SOURCE, 1).enter(B, SOURCE, 1),),
             held=(with_content(with_content(0, A, 1), B, 1), 0),
@@ -204,8 +205,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Label(msgspec.Struct, frozen=True):
-    """One step: who, what, and what of it could be observed. `fault`: nobody has a right to it; `syncs`: it is that the
-    disk has taken what was committed."""
+    """One step: the actor, its action, and the observable events. `fault`: it is a fault; `syncs`: it makes commits
+    durable."""
 
     who: str
     what: str
@@ -221,7 +222,7 @@ Step = tuple[Label, State, str | None]
 
 
 class Moment:
-    """A state that is being changed. `wrong` says which rule the step broke, if it did."""
+    """A state that is being changed. `wrong` is the rule that the step broke, if it broke one."""
 
     __slots__ = (*State.__struct_fields__, "events", "wrong")
 
@@ -285,7 +286,7 @@ class Moment:
         self.put(who, msgspec.structs.replace(self.work[who], **fields))
 
     def touched(self, mask: int, by: int = NOBODY) -> None:
-        """The records have changed: whoever looked them up before will notice."""
+        """Note that the records have changed, for every change that has looked them up before."""
         for who, work in enumerate(self.work):
             if who != by and work.ids & mask & ~work.stale:
                 self.change(who, stale=work.stale | work.ids & mask)
@@ -294,11 +295,11 @@ class Moment:
                 self.look(tier, seen & ~mask)
 
     def look(self, tier: int, seen: int) -> None:
-        """What a tier that is being welcomed was seen to hold."""
+        """Set the progress of a tier's welcome."""
         self.looking = (seen, self.looking[TARGET]) if tier == SOURCE else (self.looking[SOURCE], seen)
 
     def moved(self, mask: int, home: int) -> None:
-        """The records have just left `home`: a read that began before may show them as they are there."""
+        """Note that the records have left `home`; a read that began before may show them as they are there."""
         self._note_left(mask, 1 + home)
 
     def _note_left(self, mask: int, home: int) -> None:
@@ -319,7 +320,7 @@ class Moment:
         return held
 
     def carry_out(self, tier: int, method: str, ids: int, contents: int, *, lesser: bool) -> bool:
-        """A tier does what it is asked; False if its answer to a write names another id than it was given."""
+        """Let a tier carry out a call. Returns False if its answer to a write names another id than the one written."""
         held = self.held[tier]
         named = True
         if method == REMOVAL:
@@ -330,7 +331,7 @@ class Moment:
                 replaces = id in KEYED and not lesser
                 other = next((o for o in KEYED if o != id and content_in(held, o)), None) if replaces else None
                 if not there and other is not None:
-                    # a tier that still holds the key replaces what is there, and says so
+                    # a tier that still holds the key replaces that record, and returns its id
                     held, named = with_content(held, other, content), False
                 elif not there or replaces:
                     held = with_content(held, id, content)

@@ -1,10 +1,10 @@
-"""The steps of every change, as tables: what `router` does, in its order, one line for each call, wait or commit.
+"""The steps of every change of the router as tables, one line for each call, wait or commit.
 
-A line is a call to a tier (in CALLS), a wait, or a piece of work on the catalog; pieces of work that stand together are
-done in one breath, since nothing is awaited between them. A table is a parameter: a test takes a line out, or puts it
-elsewhere, and sees the explorer find what that breaks.
+A line is a call to a tier (in CALLS), a wait, or a piece of work on the catalog. Pieces of work between two calls or
+waits are one step, since the router awaits nothing between them. A table is a parameter: a test removes or moves a line
+and asserts that the explorer finds the fault.
 
-The order of a move is not written here: it is the table that the router runs moves by, line by line.
+The order of a move comes from the router's own table of moves.
 """
 
 from itertools import permutations, product
@@ -19,7 +19,7 @@ SYNC: Final = "make it durable"
 SYNC_NOTES: Final = "make the notes durable"
 GRACE: Final = "wait for readers"
 
-# what `Reconciler._remove` does, whoever asks for it
+# what `Reconciler._remove` does
 _REMOVE: Final = (
     "look at what is noted now",
     "read it at home",
@@ -32,12 +32,12 @@ _REMOVE: Final = (
     "remove the notes",
 )
 
-# what `Reconciler.clear` does before anything is written to a tier
+# what `Reconciler.clear` does before a write to a tier
 CLEAR: Final = ("look what is in the way", GRACE, *_REMOVE, "see that the way is clear")
 
 SWEEP: Final = (GRACE, "claim what is free", *_REMOVE, "let go")
 
-# the router's steps, line by line
+# the lines of each step of the router
 LINES: Final = {
     Step.CLEAR: CLEAR,
     Step.NOTE: ("note the copies to come",),
@@ -50,23 +50,23 @@ LINES: Final = {
 
 
 def orders(table: router.Table) -> tuple[tuple[str, ...], ...]:
-    """Every order in which the steps of a table may happen, line by line: those of a row in any order."""
+    """Return every permitted order of a table's lines: the steps of a row may happen in any order."""
     return tuple(
         tuple(line for row in rows for step in row for line in LINES[step])
         for rows in product(*(permutations(row) for row in table))
     )
 
 
-# every order of a move; the guard of a change ends it
+# every order of a move; the guard of a change comes last
 MOVES: Final = tuple((*order, "give up the rest", SYNC, "let go") for order in orders(router.MOVE))
 MOVE: Final = MOVES[0]
 
 WRITE: Final = (*CLEAR, "reserve", "write the tier", "commit the write", SYNC, "answer", "let go")
 WRITE_FAILED: Final = (SYNC, "let go")
 
-# true as soon as it is durable; the reconciler of its tier has it catch up
+# true as soon as it is durable; the tier's reconciler carries out the pending write
 REPLACE: Final = (*CLEAR, "commit the batch", SYNC, "answer", "let go")
-# a batch that brings a new record as well: the tier is told of a part of it, so its reservation must outlive that
+# a batch that also has a new record: the tier gets a part of the batch, so the reservation must survive a crash
 BATCH: Final = (
     *CLEAR,
     *("reserve", SYNC, "write the tier", "commit the batch", SYNC, "answer", "let go"),
@@ -75,13 +75,13 @@ BATCH: Final = (
 CATCH_UP: Final = (
     "see what the tier has yet to catch up with",
     SYNC,
-    # only where the tier does not replace by itself
+    # only where the tier does not replace in place
     "forget what is replaced",
     "see that it is gone",
     "tell the tier",
     "read it back",
     "see whether it is kept",
-    # only what it does not keep
+    # only records that it does not keep
     "forget what is not kept",
     "see that this is gone",
     "tell the tier again",
@@ -98,7 +98,7 @@ RECALL: Final = "recall"
 REMEMBER: Final = "remember"
 REMOVAL: Final = "forget"
 
-# the calls: of which method, and of which tier: the one that is changed, or the other
+# the calls: the method, and the tier (True: the one that is changed, False: the other one)
 CALLS: Final = {
     "read it at home": (RECALL, False),
     "read the copies that are left of it": (RECALL, True),
@@ -119,34 +119,34 @@ CALLS: Final = {
     "read it again": (RECALL, True),
 }
 
-# the programs, by their place in Design.programs
+# the programs, in the order of Design.programs
 MOVING, WRITING, REPLACING, REPLACING_AND_WRITING, WRITE_UNDONE, CATCHING_UP, SWEEPING = range(7)
 
 
 class Design(msgspec.Struct, frozen=True, kw_only=True):
-    """How it is built. What is not a step in a table is a statement that holds of the router, or does not.
+    """The design of the router: its tables, and statements about it that can be switched off.
 
     Args:
-        claims_groups: whoever changes a record has a claim on its group.
+        claims_groups: a change of a record claims its group.
         keeps_claims: a claim is kept until a call without an answer cannot land any more.
-        checks_versions: a flip finds out whether its records still are what they were.
+        checks_versions: a flip checks whether its records have changed.
         notes_at_source: a flip notes the old copies.
         knows_former_homes: a read accepts a copy in the home that a record had when the read began.
         knows_homes: a read accepts no copy elsewhere.
         notes_the_forgotten: a forget notes the copies.
-        keeps_notes: notes of what was under way outlive a crash.
-        counts: the start compares what a tier holds with what is accounted for, and takes the rest in.
-        holds_tiers: after a crash, a tier is left alone until an earlier router's calls cannot land there any more:
-            it is not welcomed, and nothing is swept there.
-        holds_unnoted: also one for which nothing is noted, since a power cut may have taken the note.
-        holds_back_redo: a tier that is left alone has not to catch up with anything meanwhile either.
-        catches_up_claimed: whoever has a tier catch up has a claim on the record.
-        serves_redo: a read shows what a tier has yet to catch up with as the catalog has it.
-        compares: a move compares what it reads with what the catalog says.
-        leaves_what_is_behind: a move leaves a record where it is that its tier has yet to catch up with.
-        spares_what_is_behind: what its tier has yet to catch up with is not lost when a scan does not find it;
-            `spares_what_was_behind`: nor if its tier had yet to catch up when the scan looked.
-        gives_up: what was being written when a router died does not become true by what its tier holds.
+        keeps_notes: notes of copies survive a crash.
+        counts: the start compares what a tier holds with the catalog, and adopts the rest.
+        holds_tiers: after a crash, a tier is held until an earlier router's calls cannot land there any more: it is not
+            welcomed, and no stray is deleted there.
+        holds_unnoted: tiers without a note are held, too, since a power cut may have undone the note.
+        holds_back_redo: a held tier gets no pending writes either.
+        catches_up_claimed: a pending write is carried out under a claim on the record.
+        serves_redo: a read shows a record with a pending write as the catalog has it.
+        compares: a move compares what it reads with the catalog.
+        leaves_what_is_behind: a move leaves a record with a pending write where it is.
+        spares_what_is_behind: a record with a pending write is not lost when a scan does not find it;
+            `spares_what_was_behind`: nor if it had a pending write when the scan looked.
+        gives_up: a write in progress when a router died does not become true by a copy in its tier.
     """
 
     move: tuple[str, ...] = MOVE
@@ -179,23 +179,23 @@ class Design(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def programs(self) -> tuple[tuple[str, ...], ...]:
-        """By the numbers above."""
+        """Return the programs, in the order of the numbers above."""
         return self.move, self.write, self.replace, self.batch, self.write_failed, self.catch_up, self.sweep
 
 
-# as the router is; and in the other orders that a move may have
+# the router as built; and the other permitted orders of a move
 BUILT: Final = Design()
 REORDERED: Final = tuple(Design(move=order) for order in MOVES[1:])
 
 
 def without(steps: tuple[str, ...], *lines: str) -> tuple[str, ...]:
-    """A table without some of its lines, wherever they stand."""
+    """Return a table without some of its lines."""
     assert set(lines) <= set(steps), f"no such step: {set(lines) - set(steps)}"
     return tuple(step for step in steps if step not in lines)
 
 
 def placed(steps: tuple[str, ...], line: str, before: str) -> tuple[str, ...]:
-    """A table with one line put before another, from wherever it stood, if it did."""
+    """Return a table with one line put before another; the line is moved if the table has it already."""
     rest = tuple(step for step in steps if step != line)
     at = rest.index(before)
     return (*rest[:at], line, *rest[at:])

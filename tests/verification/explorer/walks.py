@@ -1,7 +1,8 @@
-"""The walks: what the router does when nothing goes wrong but what a call may meet, one step after the other.
+"""The walks: the steps of the router and its clients, without faults except those that a call may meet.
 
-What goes on between two awaits of the router is one step; a call to a tier is two, the tier does it and the router
-hears of it, and between them anything else may happen. A walk follows its table in `steps`; here is what a line does.
+The router's work between two awaits is one step. A call to a tier is two steps: the tier carries it out, and the router
+receives the answer; anything else may happen between them. A walk follows its table in `steps`; this module has the
+effect of each line.
 """
 
 from collections.abc import Callable, Iterator
@@ -80,7 +81,7 @@ from tests.verification.explorer.steps import (
 _REPLACED = 1 << A
 
 
-# calls about some of the records that are changed: those that may move, and those that were not kept
+# calls about a part of the changed records: those that may move, and those that the tier has not kept
 _OF_WHAT_IS_WHOLE = (
     *("write the target", "read back", "forget the source"),
     *("forget what is not kept", "see that this is gone", "tell the tier again", "read it again"),
@@ -119,8 +120,8 @@ class Walks:
         }
 
     def steps(self, state: State) -> Iterator[Step]:
-        """Every step that a worker or a client may take now."""
-        # before a tier takes part again, it is reconciled; nobody is served before the tiers take part
+        """Yield every step that a worker or a client can take now."""
+        # a start reconciles its tiers first, and serves no client until the tiers are active
         for who in RECONCILERS if state.starting else (MOVER, WRITER, REPLACER, *RECONCILERS):
             if state.work[who].phase == IDLE:
                 yield from self._begin(state, who)
@@ -130,18 +131,18 @@ class Walks:
             yield from self._forget(state)
             yield from self._read(state)
 
-    # --- what others ask of them, too
+    # --- what the faults use, too
 
     def is_held(self, m: Moment, tier: int) -> bool:
-        """Whether the tier is left alone, since what an earlier router had asked of it may still land."""
+        """Return whether the tier is held because a call of an earlier router may still land there."""
         return self.design.holds_tiers and any(call.by == THE_DEAD and call.tier == tier for call in m.open)
 
     def is_accounted(self, m: Moment, tier: int) -> bool:
-        """Whether no scan goes on there."""
+        """Return whether the tier is not being scanned."""
         return bool(m.counted >> tier & 1) or m.looking[tier] < LOSING
 
     def call_of(self, m: Moment, work: Work) -> tuple[int, str, int, int]:
-        """What the line that a worker is at asks of which tier: its method, the ids, and the contents it writes."""
+        """Return the call of a worker's present line: the tier, the method, the ids, and the contents to write."""
         return self._call(m, work, self._programs[work.program][work.at])
 
     # --- the workers
@@ -196,12 +197,12 @@ class Walks:
             yield m.step(WORKERS[who], "has its tier catch up")
 
     def _can_catch_up(self, m: Moment, tier: int) -> bool:
-        """Whether there is a use in trying."""
+        """Return whether a try to carry out pending writes can succeed."""
         waits = self.design.holds_back_redo and self.is_held(m, tier)
         return m.is_up(tier) and self.is_accounted(m, tier) and not waits
 
     def _claimed(self, m: Moment, who: int, work: Work) -> Iterator[Step]:
-        """The change begins, if all that it touches is free, or there is nothing left of it to be done."""
+        """Begin the change if all its names are free."""
         book = m.book
         names = record_names(work.ids | book.in_the_way(work.tier, work.ids))
         if self.design.claims_groups:
@@ -237,7 +238,7 @@ class Walks:
             m.change(who, at=m.work[who].at + 1)
 
     def _call(self, m: Moment, work: Work, line: str) -> tuple[int, str, int, int]:
-        """What a line asks of which tier: its method, the ids, and the contents that it writes."""
+        """Return the call of a line: the tier, the method, the ids, and the contents that it writes."""
         method, changed = CALLS[line]
         tier = work.tier if changed else 1 - work.tier
         if line in ("read it at home", "read the copies that are left of it"):
@@ -314,7 +315,7 @@ class Walks:
             yield m.step(WORKERS[who], f"“{line}” is not answered in time", fault=True)
 
     def _fail(self, m: Moment, who: int, work: Work, line: str) -> None:
-        """What the router makes of a call that failed."""
+        """Handle a call that has failed."""
         steps = self._programs[work.program]
         if line in ("read it at home", "read the copies that are left of it"):
             m.change(who, at=steps.index("bring it home") + 1, old=0, got=0)
@@ -332,7 +333,7 @@ class Walks:
         else:
             self._let_go(m, who, work)
 
-    # --- the lines of the tables; each says whether to go on to the next
+    # --- the lines of the tables; each returns whether to go on to the next line
 
     def _look_what_is_in_the_way(self, m: Moment, who: int, work: Work) -> bool:
         strays = m.book.in_the_way(work.tier, work.ids)
@@ -360,9 +361,9 @@ class Walks:
         return True
 
     def _see_what_its_home_has_lost(self, m: Moment, who: int, work: Work) -> bool:
-        # one that it holds as it once was is not seen
+        # an old content does not count as seen
         seen = sum(1 << id for id in members(work.old) if content_in(work.got, id) == m.book.content(id))
-        # one that its home has yet to catch up with is not lost
+        # a record with a pending write at its home is not lost
         behind = sum(1 << id for id in members(work.old) if m.book.is_behind(id))
         m.change(who, leaving=work.leaving | seen, old=work.old & ~seen & ~behind, got=0)
         return True
@@ -390,7 +391,7 @@ class Walks:
             self._fail(m, who, work, "see that the way is clear")
             return False
         if left and work.mine:
-            # something has come in the way that is not claimed: claim anew
+            # a record that is not claimed has come in the way: claim again
             m.put(who, RESTING)
             m.moves += who == MOVER
             m.replaces += who == REPLACER
@@ -464,7 +465,7 @@ class Walks:
         book = m.book
         for id in members(_new_in(work)):
             book = book.settle_home(id, SOURCE)
-        # what was forgotten meanwhile was replaced before that, and is gone
+        # a record that was forgotten meanwhile counts as replaced before that, and is gone
         if book.home(A) is not None and not work.stale & _REPLACED:
             book = book.replace(work.tier, content_in(work.was, A) + 1)
             m.touched(_REPLACED, by=who)
@@ -494,7 +495,7 @@ class Walks:
         return True
 
     def _let_go(self, m: Moment, who: int, work: Work) -> bool:
-        """Let the claim go, at once or when what is open is settled."""
+        """Release the claim, at once or when the calls in doubt are resolved."""
         mine = [call for call in m.open if call.by == who and not call.claim]
         if mine and self.design.keeps_claims:
             kept = msgspec.structs.replace(mine[-1], claim=work.claim)
@@ -539,7 +540,7 @@ class Walks:
                 m = Moment(state)
                 answer = m.held[tier] if m.is_up(tier) else SILENT
                 if not self.is_accounted(m, tier):
-                    answer = SILENT  # the answer says that it had to do without
+                    answer = SILENT  # the answer names the tier as missing
                 got = (answer, read.got[TARGET]) if tier == SOURCE else (read.got[SOURCE], answer)
                 m.reading = msgspec.structs.replace(read, got=got)
                 if answer != SILENT:
@@ -556,7 +557,7 @@ class Walks:
             yield m.step("the read", "is complete")
 
     def _judge(self, m: Moment, read: Reading) -> str | None:
-        """Which rule the answer of a read breaks."""
+        """Return the rule that the result of a read breaks; None if it breaks none."""
         book = m.book
         for id in members(ALL):
             home, left = book.home(id), content_in(read.left, id)
@@ -569,7 +570,7 @@ class Walks:
                 if copy and (not self.design.knows_homes or (home is not None and tier == before)):
                     shown.append(copy)
             if self.design.knows_homes:
-                del shown[1:]  # what is shown already is passed over
+                del shown[1:]  # a record that is already shown is skipped
             if self.design.serves_redo and book.is_behind(id):
                 shown = [book.content(id)]
             name = ID_NAMES[id]
@@ -586,5 +587,5 @@ class Walks:
 
 
 def _new_in(work: Work) -> int:
-    """The records of a write that are new, and not to be replaced. They go to the source."""
+    """Return the new records of a write, without the replaced one. They go to the source."""
     return work.ids & ~_REPLACED

@@ -24,7 +24,7 @@ DOORS: Final = {"codec": fuzz_codec, "stdio": fuzz_stdio, "http": fuzz_http}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs it; 0 if nothing was found, else 1."""
+    """Run the fuzzer; return 0 if nothing was found, else 1."""
     options = _parser().parse_args(arguments)
     shares = {options.only: 1.0} if options.only else SHARES
     counts = {door: round(options.messages * share) for door, share in shares.items()}
@@ -66,7 +66,7 @@ def _summary(report: Report) -> str:
 
 @contextmanager
 def _progress(door: str, total: int) -> Iterator[Advance]:
-    """A bar on stderr, where that is a terminal. What is yielded takes how many are done."""
+    """Show a bar on a terminal's stderr; yield a function that takes the number of messages done."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True) as bar:
         task = bar.add_task(door, total=total)

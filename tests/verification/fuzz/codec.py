@@ -1,4 +1,4 @@
-"""The codec and the framing by line, in this process."""
+"""Fuzzes the codec and the framing by line, in this process."""
 
 import random
 import time
@@ -24,13 +24,13 @@ from tests.verification.fuzz.generating import MAX_MESSAGE, PARAMS, Messages, pi
 from tests.verification.fuzz.owing import is_blank, owed, read_answer, shown, strict, suits
 from tests.verification.fuzz.reporting import Advance, Report, Wrong, nowhere
 
-# processor time that one message may take in the codec: far beyond what is needed, far below what is quadratic
+# the processor time of one message in the codec: far more than it needs, far less than quadratic time would take
 MOST_SECONDS: Final = 0.25
 MOST_SECONDS_PER_BYTE: Final = 2e-5
 
 
 def fuzz_codec(seed: int, count: int, advance: Advance = nowhere) -> Report:
-    """`count` messages through the codec in this process, and through the framing by line."""
+    """Give `count` messages to the codec and to the framing by line."""
     report = Report("codec")
     chance = random.Random(f"{seed} codec")
     source = Messages(chance)
@@ -44,7 +44,7 @@ def fuzz_codec(seed: int, count: int, advance: Advance = nowhere) -> Report:
             report.answers[check_codec(message)] += 1
         except Wrong as wrong:
             report.find(str(wrong), message)
-        except Exception as problem:  # noqa: BLE001 - whatever it is, it is what is looked for
+        except Exception as problem:  # noqa: BLE001 - any exception is a finding
             report.find(f"{type(problem).__name__}: {problem}", message)
         if time.perf_counter() - started > MOST_SECONDS and is_slow(message):
             report.find(f"it takes too long for {len(message):,} bytes", message)
@@ -58,7 +58,7 @@ def fuzz_codec(seed: int, count: int, advance: Advance = nowhere) -> Report:
 
 
 def is_slow(message: bytes) -> bool:
-    """Whether a message takes the codec more processor time than its length explains."""
+    """Return whether the codec takes more processor time for a message than its length explains."""
     used = time.thread_time()
     for parse in (parse_request, parse_reply):
         with suppress(MalformedMessage):
@@ -67,8 +67,10 @@ def is_slow(message: bytes) -> bool:
 
 
 def check_codec(message: bytes) -> str:
-    """What the codec made of a message, as a request, as a reply and as its parameters. Raises Wrong, and whatever the
-    codec must not raise."""
+    """Give a message to the codec as a request, as a reply and as params; return what came of the request.
+
+    Raises Wrong, and every exception that the codec must not raise.
+    """
     due = owed(message, len(message))
     try:
         request = parse_request(message)
@@ -121,13 +123,13 @@ def _check_reply(message: bytes) -> None:
 
 
 def check_framing(stream: bytes, chance: random.Random, report: Report) -> None:
-    """The lines of a stream, cut into chunks at random, are those that a split of the whole gives."""
+    """Check that the lines of a stream in random chunks are the same as by splitting the whole stream."""
     limit = chance.choice((64, 1_000, MAX_MESSAGE))
     splitter = LineSplitter(limit)
     lines = [line for chunk in pieces_of(stream, chance) for line in splitter.feed(chunk)] + splitter.end()
     whole = [
         None if len(line) > limit else line for line in stream.split(b"\n") if len(line) > limit or not is_blank(line)
     ]
-    # bytes.strip and bytes.isspace mean the same whitespace
+    # bytes.strip and bytes.isspace have the same definition of white space
     if lines != whole:
         report.find(f"cut into chunks, with lines of {limit} bytes at most, other lines come out", stream)

@@ -1,4 +1,4 @@
-"""What is sent over HTTP: requests that are whole, refused, odd, cut off, and several in one piece."""
+"""Generated exchanges over HTTP: complete, refused, odd and cut-off requests, and several in one piece."""
 
 import random
 from typing import Final
@@ -11,8 +11,11 @@ from tests.verification.fuzz.serving import TOKEN
 
 
 class Exchange(msgspec.Struct, frozen=True):
-    """What is sent over a connection. With `owed`, those answers must come, in order, and `status` is theirs; without,
-    the connection is closed at our end, and whatever is answered must be of STATUSES."""
+    """Bytes for a connection, and the expected answers.
+
+    With `owed`, these answers must come in order, with `status`. Without, the client closes its end, and the status of
+    every answer must be in STATUSES.
+    """
 
     wire: bytes
     owed: tuple[Owed | None, ...] = ()
@@ -26,14 +29,14 @@ HEAD: Final = (
 
 
 class Exchanges:
-    """An endless stream of exchanges, the same one for the same chance."""
+    """An endless stream of exchanges that follows from a source of chance."""
 
     def __init__(self, chance: random.Random) -> None:
         self._chance = chance
         self._source = Messages(chance)
 
     def next(self) -> tuple[Exchange, int]:
-        """The next exchange, and how many messages it is made of."""
+        """Return the next exchange, and the number of its messages."""
         chance = self._chance
         kind = chance.random()
         if kind < 0.5:
@@ -63,7 +66,7 @@ class Exchanges:
         return f"{HEAD}Transfer-Encoding: chunked\r\n\r\n".encode() + chunks + b"0\r\n\r\n"
 
     def _refused(self, message: bytes) -> Exchange:
-        """A request that is whole, and must be refused for its head alone."""
+        """Return a complete request that the server must refuse for its head."""
         message = message[:2_000]
         length = f"Content-Length: {len(message)}\r\n"
         head, status = self._chance.choice(

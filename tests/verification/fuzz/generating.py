@@ -1,6 +1,6 @@
-"""What is sent: an endless stream of messages, good and bad, that follows from a seed.
+"""Generated messages: an endless stream of good and bad ones that follows from a seed.
 
-They are made as JSON text and not as values, since much of it no encoder would write.
+They are written as JSON text, since no encoder would write many of them.
 """
 
 import base64
@@ -34,7 +34,7 @@ PARAMS: Final[dict[str, type[method_params.Params]]] = {
     "memory/summarize": method_params.Summarize,
 }
 METHODS: Final = tuple(PARAMS)
-# writing and reading are what most traffic is
+# writes and reads are the most frequent methods
 OFTEN: Final = tuple({"memory/remember": 8, "memory/recall": 6, "memory/timeline": 3}.get(name, 1) for name in METHODS)
 
 Render = Callable[[random.Random], str]
@@ -132,7 +132,7 @@ def _any_value(chance: random.Random, depth: int = 0) -> str:
 
 
 def _any_object(chance: random.Random, depth: int = 0) -> str:
-    # a name may well come twice
+    # a name may occur twice
     names = [chance.choice(('"a"', '"b"', '"id"', '"n"', _any_text(chance))) for _ in range(chance.randrange(4))]
     return "{" + ",".join(f"{name}:{_any_value(chance, depth)}" for name in names) + "}"
 
@@ -154,7 +154,7 @@ def _where(chance: random.Random) -> str:
 
 
 def _renders(type: inspect.Type, name: str) -> Render:
-    """How values of this type are written, under this name."""
+    """Return a function that writes random values of this type, for a field of this name."""
     match type:
         case inspect.UnionType(types=types):
             choices = [_renders(one, name) for one in types if not isinstance(one, inspect.NoneType)]
@@ -163,7 +163,7 @@ def _renders(type: inspect.Type, name: str) -> Render:
             return _renders_struct(type)
         case inspect.ListType(item_type=item) | inspect.CollectionType(item_type=item):
             one = _renders(item, name)
-            # most vectors have one width, so that some are compared, too
+            # most vectors have the same width, so that some can be compared
             sizes = (3, 3, 3, 3, 3, 3, 3, 2, 4, 0) if name == "embedding" else (0, 1, 1, 1, 2, 3, 5)
             return lambda chance: "[" + ",".join([one(chance) for _ in range(chance.choice(sizes))]) + "]"
         case inspect.DictType():
@@ -205,7 +205,7 @@ RENDERS: Final = {name: _renders(inspect.type_info(type), "") for name, type in 
 
 
 class Messages:
-    """An endless stream of messages, the same one for the same chance. A message may hold line breaks."""
+    """An endless stream of messages that follows from a source of chance. A message may contain line breaks."""
 
     def __init__(self, chance: random.Random) -> None:
         self._chance = chance
@@ -213,7 +213,7 @@ class Messages:
         self._last = b"{}"
 
     def next(self) -> bytes:
-        """The next message, without a newline at its end."""
+        """Return the next message, without a newline at its end."""
         chance = self._chance
         self._number += 1
         kind = chance.random()
@@ -357,6 +357,6 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
 
 
 def pieces_of(stream: bytes, chance: random.Random) -> list[bytes]:
-    """A stream cut into chunks at random."""
+    """Cut a stream into chunks at random."""
     cuts = sorted(chance.randint(0, len(stream)) for _ in range(chance.choice((0, 0, 1, 2, 5))))
     return [stream[start:end] for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True)]

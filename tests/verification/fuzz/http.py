@@ -1,4 +1,4 @@
-"""A server on HTTP: several connections that all send before any is read."""
+"""Fuzzes a server on HTTP over several connections. All of them send before any answer is read."""
 
 import http.client
 import random
@@ -22,10 +22,10 @@ from tests.verification.fuzz.owing import Owed, read_answer, shown, strict, suit
 from tests.verification.fuzz.reporting import Advance, Report, Wrong, check_memory, nowhere, resident
 from tests.verification.fuzz.serving import CANARY, FEDERATION, PATIENCE, check_alive, kill, program
 
-# connections to the router on HTTP
+# the connections to the server
 CONNECTIONS: Final = 8
-# what the HTTP door may answer: see a2m_router.protocol.server.http; 204 to a browser's preflight, 501 to a foreign
-# Transfer-Encoding
+# The permitted status codes, see a2m_router.protocol.server.http. 204 answers a browser's preflight, 501 a foreign
+# Transfer-Encoding.
 STATUSES: Final = frozenset({200, 202, 204, 400, 401, 403, 404, 405, 408, 413, 415, 421, 431, 501, 503})
 
 
@@ -37,7 +37,7 @@ def fuzz_http(
     command: Sequence[str] | None = None,
     patience: float = PATIENCE,
 ) -> Report:
-    """`count` messages to a server on HTTP, over CONNECTIONS connections at once: the router, if `command` is no other.
+    """Send `count` messages to a server on HTTP, over several connections at once. The default server is the router.
 
     Its stderr must say `listens on http://host:port/`; SIGTERM must end it.
     """
@@ -83,7 +83,7 @@ def fuzz_http(
 
 
 def _port(process: subprocess.Popen[bytes], said: list[str], patience: float) -> int:
-    """Where it listens. Raises Wrong if it does not say so in time."""
+    """Return the port of the server. Raises Wrong if stderr does not name it in time."""
     assert process.stderr is not None
     impatience = threading.Timer(patience, process.kill)
     impatience.start()
@@ -111,7 +111,7 @@ class Got(msgspec.Struct, frozen=True):
 
 
 class Connection:
-    """One connection, whose requests may be anything."""
+    """One connection that sends arbitrary bytes."""
 
     def __init__(self, port: int, patience: float) -> None:
         self._socket = socket.create_connection(("127.0.0.1", port), patience)
@@ -119,16 +119,16 @@ class Connection:
         self._file: BinaryIO = self._socket.makefile("rb")
 
     def send(self, wire: bytes) -> None:
-        with suppress(BrokenPipeError, ConnectionResetError):  # it may have refused before the end; its answer says so
+        with suppress(BrokenPipeError, ConnectionResetError):  # the server may have closed early; its answer tells why
             self._socket.sendall(wire)
 
     def end(self) -> None:
-        """Says that nothing more will come."""
-        with suppress(OSError):  # it may have ended before
+        """Shut down the sending side."""
+        with suppress(OSError):  # the server may have closed before
             self._socket.shutdown(socket.SHUT_WR)
 
     def got(self) -> Got | None:
-        """The next response; None where there is none. Raises Wrong for what is no response, or does not come."""
+        """Return the next response, or None at the end. Raises Wrong after a timeout, and if it is not a response."""
         try:
             while True:
                 line = self._file.readline(65_537)
@@ -167,7 +167,7 @@ class _Posted:
         self._open: list[Connection | None] = [None] * CONNECTIONS
 
     def run(self, count: int, advance: Advance) -> None:
-        """Raises Wrong and OSError for what it makes no sense to go on after; the rest is in the report."""
+        """Send and read everything; findings go to the report. Raises Wrong and OSError if the run cannot go on."""
         report = self._report
         rounds = 0
         checked = 0
@@ -214,7 +214,7 @@ class _Posted:
         self._open[place] = None
 
     def _finish(self, place: int, exchange: Exchange) -> None:
-        """Reads what an exchange is owed. Raises Wrong."""
+        """Read the answers to an exchange. Raises Wrong."""
         connection = self._connection(place)
         if not exchange.owed:
             if not exchange.rude:
@@ -224,7 +224,7 @@ class _Posted:
                     if got.status not in STATUSES:
                         raise Wrong(f"answered with the status {got.status}: {shown(got.body)}")
                     if exchange.wire.startswith(b"HEAD"):
-                        break  # whether there is a body depends on whether the server could read that, too
+                        break  # whether there is a body depends on whether the server could read the head
                     if got.headers.get_content_type() == "application/json":
                         _check_json(got.body)
             self._drop(place, rudely=exchange.rude)
@@ -261,7 +261,7 @@ def _check_json(body: bytes) -> None:
 
 
 def _check_posted(got: Got, due: Owed | None) -> None:
-    """Raises Wrong unless this answers what was posted."""
+    """Check the answer to a posted message. Raises Wrong."""
     if due is None:
         if got.status != 202 or got.body:
             raise Wrong(f"a notification is answered with {got.status}: {shown(got.body)}")

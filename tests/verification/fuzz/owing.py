@@ -1,6 +1,6 @@
-"""What is owed for a message and whether an answer is one, told by the standard library's decoder.
+"""The answer that a message must get, and whether an answer is correct, by the decoder of the standard library.
 
-The router's own codec is what is tried, so it is not asked.
+The router's own codec is under test and is not used here.
 """
 
 import json
@@ -21,8 +21,10 @@ CODES: Final = frozenset(Code)
 
 
 class Owed(msgspec.Struct, frozen=True):
-    """The answer that a message must get. `id` is its bytes; None where it is malformed: then the answer's is null or
-    one of `ids`."""
+    """The answer that a message must get.
+
+    `id` are its bytes; None for a malformed message, whose answer has the id null or one of `ids`.
+    """
 
     message: bytes
     id: bytes | None = None
@@ -30,12 +32,12 @@ class Owed(msgspec.Struct, frozen=True):
 
 
 def is_blank(line: bytes) -> bool:
-    """Whether nothing is owed for a line since nothing is in it, but for a byte order mark."""
+    """Return whether a line needs no answer because it is empty except for a byte order mark."""
     return not line.removeprefix(BYTE_ORDER_MARK).strip()
 
 
 def owed(message: bytes, limit: int = MAX_MESSAGE) -> Owed | None:
-    """What is owed for a message that is not blank; None for a notification."""
+    """Return the answer that a message must get; None for a notification. The message must not be blank."""
     if len(message) > limit:
         return Owed(message)
     text = message.removeprefix(BYTE_ORDER_MARK)
@@ -43,7 +45,7 @@ def owed(message: bytes, limit: int = MAX_MESSAGE) -> Owed | None:
         value = strict(text)
     except (ValueError, RecursionError):
         return Owed(message, None, _ids(message))
-    # objects are tuples of pairs here, so that what a second member of the same name hides is seen, too
+    # objects are tuples of pairs here, so that a member hidden by a second one of the same name is checked, too
     if not isinstance(value, tuple):
         return Owed(message)
     members = dict(value)
@@ -67,14 +69,14 @@ def _refuse(constant: str) -> None:
 
 
 def strict(text: bytes) -> Any:
-    """The value, its objects as tuples of pairs, its numbers as `_Number`. Raises ValueError, RecursionError."""
+    """Return the value with objects as tuples of pairs and numbers as `_Number`. Raises ValueError, RecursionError."""
     return json.loads(
         text.decode(), parse_constant=_refuse, parse_int=_Number, parse_float=_Number, object_pairs_hook=tuple
     )
 
 
 class _Number:
-    """A number, whatever it is: some are larger than any type."""
+    """Any number; some are larger than any type."""
 
     def __init__(self, text: str) -> None:
         pass
@@ -113,8 +115,11 @@ def _scalar(token: bytes) -> Any:
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """An answer as it came. `kind` is `result`, an error code's name, or `notification`, which has no id. `fault` says
-    what is wrong where the server admits to have failed, unless a tier was late or others were faster."""
+    """An answer as it came.
+
+    `kind` is `result`, the name of an error code, or `notification`, which has no id. `fault` is a finding where the
+    server reports that it failed, unless a tier was late or other calls were faster.
+    """
 
     id: bytes
     kind: str
@@ -122,7 +127,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 def read_answer(line: bytes) -> Answer:
-    """Raises Wrong for what is no JSON-RPC answer on one line, and for a code that §7 does not have."""
+    """Read an answer. Raises Wrong if it is not a JSON-RPC answer on one line, or has a code that §7 does not have."""
     if b"\n" in line or b"\r" in line:
         raise Wrong("a line break within an answer")
     try:
@@ -148,7 +153,7 @@ def read_answer(line: bytes) -> Answer:
 
 
 def _is_excused(error: dict[str, Any]) -> bool:
-    # this machine may be slow; and many calls change what a summary is being made of
+    # the machine may be slow, and many calls change the sources of a summary
     data = error.get("data")
     if not isinstance(data, dict) or "retry_after" not in data:
         return False
@@ -160,16 +165,16 @@ def shown(line: bytes) -> str:
 
 
 def suits(owed: Owed, id: bytes) -> bool:
-    """Whether an answer with this id is one to that message."""
+    """Return whether an answer with this id belongs to the message."""
     if owed.id is not None:
         return id == owed.id
     return id == b"null" or _scalar(id) in owed.ids
 
 
 class Pending:
-    """Messages that are owed an answer, which may come in any order.
+    """Messages that wait for an answer; answers may come in any order.
 
-    A malformed message may be answered null, so answers with that id are only counted until all have come.
+    A malformed message may be answered with the id null. Such answers are only counted until all have come.
     """
 
     def __init__(self) -> None:
@@ -183,7 +188,7 @@ class Pending:
         self._owed.append(owed)
 
     def take(self, id: bytes) -> tuple[bytes, ...]:
-        """The messages that an answer may be to. Raises Wrong for one that no message is owed."""
+        """Return the messages that an answer may belong to. Raises Wrong if no message waits for it."""
         if id == b"null":
             self._nulls += 1
             if self._nulls > len(self._owed):
@@ -197,7 +202,7 @@ class Pending:
         return (taken.message,)
 
     def settle(self) -> None:
-        """To be called when all have come. Raises Wrong where null answered a message whose id could be read."""
+        """Check the answers with id null, after all answers. Raises Wrong if a message with a readable id got one."""
         left = [owed for owed in self._owed if not suits(owed, b"null")]
         self._owed.clear()
         self._nulls = 0

@@ -1,4 +1,4 @@
-"""A server on pipes: many messages under way, cut and joined as pipes do."""
+"""Fuzzes a server on pipes: many messages under way, cut and joined as pipes do."""
 
 import queue
 import random
@@ -17,7 +17,7 @@ from tests.verification.fuzz.owing import Pending, is_blank, owed, read_answer, 
 from tests.verification.fuzz.reporting import Advance, Report, Wrong, check_memory, nowhere, resident
 from tests.verification.fuzz.serving import CANARY, CANARY_ID, FEDERATION, PATIENCE, check_alive, kill, program
 
-# requests on their way to the router on pipes
+# the messages under way to the server
 WINDOW: Final = 50
 
 
@@ -29,7 +29,7 @@ def fuzz_stdio(
     command: Sequence[str] | None = None,
     patience: float = PATIENCE,
 ) -> Report:
-    """`count` messages to a server on pipes, WINDOW of them under way: the router, if `command` is no other."""
+    """Send `count` messages to a server on pipes, WINDOW of them under way; the default server is the router."""
     report = Report("stdio")
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
@@ -50,7 +50,7 @@ def fuzz_stdio(
 
 
 class Pipes:
-    """A server on pipes, in a folder of its own; its stdout is read all the time, so that it is never kept waiting."""
+    """A server on pipes, in its own folder. A thread reads its stdout, so that the server never has to wait."""
 
     def __init__(self, command: Sequence[str], folder: Path, patience: float) -> None:
         self._stderr = (folder / "stderr").open("w+b")
@@ -73,7 +73,7 @@ class Pipes:
         self._lines.put(b"")
 
     def send(self, piece: bytes) -> None:
-        """Raises Wrong if it has ended."""
+        """Send bytes. Raises Wrong if the server has ended."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(piece)
@@ -82,7 +82,7 @@ class Pipes:
             raise Wrong(f"it does not read any more: {problem}") from None
 
     def line(self) -> bytes:
-        """The next line of its stdout. Raises Wrong if none comes."""
+        """Return the next line of stdout. Raises Wrong if none comes."""
         try:
             line = self._lines.get(timeout=self._patience)
         except queue.Empty:
@@ -94,7 +94,7 @@ class Pipes:
         return line[:-1]
 
     def end(self) -> None:
-        """Closes its stdin. Raises Wrong unless it then says nothing more and ends well."""
+        """Close stdin. Raises Wrong unless the server then ends with status 0, and without another answer."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         try:
@@ -108,7 +108,7 @@ class Pipes:
                 raise Wrong(f"an answer that nobody asked: {shown(line)}")
 
     def kill(self) -> str:
-        """Ends it, if it has not ended; returns all that it said on stderr."""
+        """Kill the process if it runs; return all that it wrote to stderr."""
         kill(self._process)
         self._reader.join()
         assert self._process.stdout is not None
@@ -119,7 +119,7 @@ class Pipes:
 
 
 class _Piped:
-    """One run over pipes: what was sent last, and what is owed."""
+    """One run over pipes: the last messages, and the answers that they must get."""
 
     def __init__(self, seed: int, pipes: Pipes, report: Report) -> None:
         self._chance = random.Random(f"{seed} stdio")
@@ -129,7 +129,7 @@ class _Piped:
         self._pending = Pending()
 
     def run(self, count: int, advance: Advance) -> None:
-        """Raises Wrong for what it makes no sense to go on after; the rest is in the report."""
+        """Send and read everything; findings go to the report. Raises Wrong if the run cannot go on."""
         report = self._report
         batches = 0
         checked = 0
@@ -153,7 +153,7 @@ class _Piped:
         self._check_alive()
 
     def _take(self, most: int) -> None:
-        """Reads answers until at most so many are owed."""
+        """Read answers until at most so many are outstanding."""
         while len(self._pending) > most and not self._report.is_hopeless:
             try:
                 line = self._pipes.line()

@@ -1,4 +1,4 @@
-"""What came of a run, and whether memory stayed flat."""
+"""The report of a run, and whether memory stayed flat."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -7,20 +7,20 @@ from typing import Final
 import msgspec
 import psutil
 
-# a door that fails over and over says nothing new
+# more findings of one server add nothing new
 MOST_FINDINGS: Final = 20
-# Bytes that router and stores together may grow by, from their second quarter to their last. All records are forgotten
-# over and over; what is left to grow is bounded, too: five page caches of SQLite (2 MiB a connection, filled as the
-# files grow by the tombstones of what was forgotten) and the slack of five allocators.
+# The bytes that router and stores together may grow by from their second quarter to their last. All records are
+# forgotten again and again, and other growth is bounded, too: five page caches of SQLite (2 MiB a connection, filled as
+# the files grow by tombstones) and the slack of five allocators.
 FLAT: Final = 32 * 2**20
 
 
 class Wrong(Exception):
-    """What was seen that must not be; the message is one sentence."""
+    """A finding; the message is one sentence."""
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """Something wrong: after how many messages of the door, what, and the messages that may have caused it."""
+    """A finding: the number of messages before it, a description, and the messages that may have caused it."""
 
     door: str
     number: int
@@ -29,7 +29,7 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct):
-    """What came of one door's share. `resident` are the bytes that its processes held, sampled over the run."""
+    """The report on one share. `resident` are the bytes that its processes held, sampled over the run."""
 
     door: str
     messages: int = 0
@@ -50,11 +50,11 @@ Advance = Callable[[int], None]
 
 
 def nowhere(_: int) -> None:
-    """Progress that nobody watches."""
+    """Ignore the progress."""
 
 
 def resident(pid: int) -> int:
-    """Bytes of memory of a process and its children."""
+    """Return the bytes of memory of a process and its children."""
     try:
         process = psutil.Process(pid)
         return sum(one.memory_info().rss for one in (process, *process.children(recursive=True)))
@@ -63,7 +63,7 @@ def resident(pid: int) -> int:
 
 
 def growth(samples: Sequence[int]) -> int:
-    """Bytes between the least of the second quarter, when what is warmed up is warm, and the least of the last."""
+    """Return the bytes between the minimum of the second quarter, when caches are warm, and the minimum of the last."""
     quarter = len(samples) // 4
     if quarter == 0:
         return 0

@@ -1,4 +1,4 @@
-"""The servers that messages are sent to: the federation behind a router, and whether one is still well."""
+"""The servers under test: the federation behind a router, and a check that a server still works."""
 
 import json
 import subprocess
@@ -12,10 +12,10 @@ from typing import Any, Final
 from tests.verification.fuzz.generating import MAX_MESSAGE, TIERS
 from tests.verification.fuzz.reporting import Report, Wrong
 
-# messages after which it is asked whether all is still well
+# the number of messages between two checks that the server still works
 CANARY: Final = 2_000
 CANARY_ID: Final = b'"canary"'
-# seconds in which anything must be answered; a hang becomes a finding
+# the seconds within which every call must be answered; a hang is a finding
 PATIENCE: Final = 60.0
 
 TOKEN: Final = "fuzz-token"
@@ -53,12 +53,12 @@ command = ["a2m-store", "procedural.db", "--kind", "procedural"]
 
 
 def program(name: str) -> str:
-    """The path of one of our commands."""
+    """Return the path of one of our commands."""
     return str(Path(sys.executable).with_name(name))
 
 
 def kill(process: subprocess.Popen[bytes]) -> None:
-    """Ends it and reaps it; its stores end with their stdin."""
+    """Kill a process and reap it; its stores end with their stdin."""
     process.kill()
     process.wait()
     if process.stdin is not None:
@@ -67,7 +67,7 @@ def kill(process: subprocess.Popen[bytes]) -> None:
 
 
 def check_alive(ask: Callable[[bytes], Any], report: Report) -> None:
-    """A record can be written, found and fetched; then everything is forgotten. Raises Wrong, where `ask` does."""
+    """Check that a record can be written, found and fetched, then forget everything. Raises Wrong."""
 
     def call(method: str, **params: Any) -> Any:
         message = {"jsonrpc": "2.0", "id": "canary", "method": f"memory/{method}", "params": params}

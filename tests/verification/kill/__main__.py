@@ -17,9 +17,9 @@ from tests.verification.kill.rounds import Round, run_round
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs it; 0 if nothing was found, else 1."""
+    """Play the rounds; return 0 if nothing was found, else 1."""
     options = _parser().parse_args(arguments)
-    # that a router which is killed leaves half a line behind is what is wanted here
+    # killed routers leave half lines behind, so warnings about them are expected
     logging.getLogger("a2m_router.protocol").setLevel(logging.CRITICAL)
     print(f"seeds {options.seed} to {options.seed + options.rounds - 1}", flush=True)
     began = time.monotonic()
@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _one(seed: int, bar: Bar) -> Round:
-    """A round, whose files stay if something was wrong."""
+    """Play a round; keep its files if there is a finding."""
     folder = Path(tempfile.mkdtemp(prefix=f"a2m-kill-{seed}-"))
     try:
         result = run_round(seed, folder)

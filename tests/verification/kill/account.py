@@ -1,8 +1,8 @@
-"""What one client knows of its own records, and what it may therefore be shown.
+"""The records that a client knows to be its own, and the answers that it may therefore get.
 
-A client makes one call at a time, and nobody else touches what is its own. So its account is plain: for each record the
-contents that it may have now. One, after an answer; both the old and the new, after a call that nobody answered, until
-a later answer decides; what it was before, after an error. None stands for a record that is not there.
+A client makes one call at a time, and no other client touches its records. So its account is simple: for each record,
+the contents that it may have now. After an answer this is one content. After a call without an answer it is the old one
+and the new one, until a later answer decides. After an error it is what it was. None stands for no record.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -17,7 +17,7 @@ FIELDS: Final = ("content", "role", "group", "session", "key", "uri", "media_typ
 
 
 class Wrong(Exception):
-    """What was seen that must not be, in a sentence."""
+    """A finding; the message is one sentence."""
 
 
 class Version(msgspec.Struct, eq=False):
@@ -26,7 +26,7 @@ class Version(msgspec.Struct, eq=False):
     Args:
         name: of the record: the id or the key that its client has chosen, else the number of the version.
         fields: as they were sent; the content begins with the number.
-        batch: which call wrote it.
+        batch: the call that wrote it.
     """
 
     number: str
@@ -41,7 +41,7 @@ class Version(msgspec.Struct, eq=False):
 
 
 class Found(msgspec.Struct):
-    """What a recall and a timeline answer."""
+    """The answer of a recall or a timeline."""
 
     records: list[Record]
     degraded: list[dict[str, Any]] = []
@@ -54,9 +54,9 @@ class Account:
         self.owner = owner
         self.versions: dict[str, Version] = {}
         self._possible: dict[str, frozenset[Version | None]] = {}
-        self._in_doubt: dict[str, list[Version]] = {}  # by the batch: nobody answered, and nothing has decided since
+        self._in_doubt: dict[str, list[Version]] = {}  # by batch: the call got no answer, and no later one has decided
 
-    # --- what calls have come to
+    # --- results of calls
 
     def begin_write(self, versions: Iterable[Version]) -> None:
         for version in versions:
@@ -64,11 +64,11 @@ class Account:
             self._possible.setdefault(version.name, frozenset({None}))
 
     def end_write(self, versions: Sequence[Version], ids: Sequence[str] | None) -> None:
-        """`ids`: as they were answered; None if nobody answered. A write that was refused has changed nothing."""
+        """Note the result of a write: the ids of the answer, or None if no answer came."""
         if ids is None:
             for version in versions:
                 self._possible[version.name] |= {version}
-                self._drop_doubt(version.name)  # of an earlier batch: whether that was carried out no longer shows
+                self._drop_doubt(version.name)  # of an earlier batch: reads no longer show whether it was carried out
             self._in_doubt[versions[0].batch] = list(versions)
             return
         for version, id in zip(versions, ids, strict=True):
@@ -97,22 +97,22 @@ class Account:
 
     @property
     def in_doubt(self) -> list[list[Version]]:
-        """The writes that nobody answered and nothing has decided since; whoever repeats one asks for all of it."""
+        """The writes in doubt: without an answer, and not decided since. A repetition must repeat the whole batch."""
         return [list(versions) for versions in self._in_doubt.values()]
 
     def certain(self) -> list[Version]:
-        """What is certainly there."""
+        """Return the versions that certainly exist."""
         return [version for states in self._possible.values() if len(states) == 1 for version in states if version]
 
-    # --- what may be shown
+    # --- which answers are possible
 
     def check(self, found: Found, asked: Collection[str] | None = None, *, all_of_it: bool = False) -> None:
-        """Raises Wrong for an answer that cannot be.
+        """Raises Wrong for an impossible answer.
 
         Args:
-            asked: the names that the question is about; what is certain of them must be shown if no tier was missing.
-            all_of_it: everything was asked for, when nothing is under way any more: what is in doubt has been decided,
-                wholly.
+            asked: the names that the call is about. Those that certainly exist must be shown if no tier was missing.
+            all_of_it: the call asks for everything while nothing is under way, so that every batch in doubt must be
+                decided, as a whole.
         """
         shown: dict[str, Version] = {}
         ids = [record.id for record in found.records]
@@ -162,7 +162,7 @@ class Account:
         vector = version.fields.get("embedding")
         if record.embedding is not None and (vector is None or vector_bytes(record.embedding) != vector_bytes(vector)):
             return "embedding"
-        # the router gives it, and nothing may change it afterwards
+        # the router sets it, and nothing may change it later
         if version.created_at not in (None, record.created_at):
             return "created_at"
         version.created_at = record.created_at

@@ -1,7 +1,7 @@
-"""A client under whom the federation dies: what it does next, and what it makes of each answer.
+"""A client of a federation whose processes die: its calls, and how it evaluates each answer.
 
-A write that nobody answered is repeated now and then, as clients do who have chosen their ids. As long as the router
-that it was sent to lives, it may still be carried out; until then nothing else is done with its records.
+A client now and then repeats a write that got no answer, as clients with ids of their own do. The write may still be
+carried out as long as the router that it was sent to lives. Until then the client does nothing else with its records.
 """
 
 import random
@@ -19,11 +19,11 @@ from a2m_router.protocol.wire.records import Record
 from tests.verification.kill.account import Account, Found, Version, Wrong
 from tests.verification.kill.processes import TIERS, Processes
 
-# seconds; a call on a tier over HTTP may wait half a minute for another that has not been settled
+# seconds; a call on a tier over HTTP may wait half a minute for another call in doubt
 TIMEOUT: Final = 3.0
 
 WORDS: Final = ("harbour", "kernel", "lantern", "meadow", "needle", "orchard", "pilot", "quarry")
-# what is altered by everybody who decodes it
+# metadata that a decoder would alter
 METADATA: Final = ('{"big": 123456789012345678901234567890, "one": 1.0, "batch": "%s"}', '{"batch":"%s", "e": 1e3}')
 WIDTH: Final = 8
 
@@ -46,8 +46,8 @@ class Client:
     """One client, with an account of its own.
 
     Args:
-        about_to_call: told before each call.
-        tell: is told of each call and what came of it, for the history.
+        about_to_call: is called before each call.
+        tell: writes each call and its result into the history.
     """
 
     def __init__(
@@ -68,10 +68,10 @@ class Client:
         self._count = 0
         self._keys = [f"{owner}/key/{number}" for number in range(6)]
         self._sessions = [f"{owner} session {number}" for number in range(2)]
-        self._open: dict[str, int] = {}  # names that a call may still touch: by which generation of the router
+        self._open: dict[str, int] = {}  # names that a call may still change, with its router's generation
 
     async def run(self, calls: int) -> None:
-        """So many steps, each of a call or two. Raises Wrong for what must not be."""
+        """Carry out so many steps of one or two calls each. Raises Wrong for an impossible answer."""
         steps: Mapping[Callable[[], Awaitable[None]], int] = {
             self._write: 45,
             self._repeat: 20,
@@ -90,13 +90,13 @@ class Client:
             await step()
 
     async def check_everything(self) -> list[Record]:
-        """What this client has, when all has settled; raises Wrong for what must not be."""
+        """Return the records of this client after all has settled. Raises Wrong for an impossible answer."""
         found = await self._ask_for_everything()
         self.account.check(found, all_of_it=True)
         return found.records
 
     async def everything(self) -> list[Record]:
-        """What this client is shown, whatever that is."""
+        """Return the records that the router shows to this client, without a check."""
         return (await self._ask_for_everything()).records
 
     async def _ask_for_everything(self) -> Found:
@@ -148,7 +148,7 @@ class Client:
         return Version(number, name, given, batch, fields.get("id"))
 
     async def _repeat(self) -> None:
-        """The write of a batch that nobody answered, as a whole, as it was."""
+        """Repeat a whole batch that got no answer."""
         for versions in self.account.in_doubt:
             whole = len(versions) == sum(v.batch == versions[0].batch for v in self.account.versions.values())
             named = all("id" in version.fields or "key" in version.fields for version in versions)
@@ -179,7 +179,7 @@ class Client:
         version = self._chance.choice(certain)
         found = await self._ask("recall", Found, query=version.fields["content"], limit=10)
         if isinstance(found, Found):
-            # its number is a word that nothing else holds
+            # the number in its content is a word that no other record has
             self.account.check(found, [version.name])
 
     async def _fetch(self) -> None:
@@ -196,7 +196,7 @@ class Client:
             await self._forget(some, ids=[version.id for version in some])
 
     async def _forget_batch(self) -> None:
-        """By what only the tiers know."""
+        """Forget a batch by its metadata, which only the tiers have."""
         certain = self.account.certain()
         if certain:
             batch = self._chance.choice(certain).batch
@@ -209,7 +209,7 @@ class Client:
 
     async def _forget(self, versions: Sequence[Version], *, of_batch: str | None = None, **selector: Any) -> None:
         names = {version.name for version in versions}
-        # of a batch that is in doubt in part, another part would be forgotten, too
+        # if a part of the batch is in doubt, the forget would cover that part, too
         touched = names | {v.name for v in self.account.versions.values() if v.batch == of_batch}
         if not names or not all(self._is_free(name) for name in touched):
             return
@@ -236,7 +236,7 @@ class Client:
     async def _ask(
         self, method: str, type: type[T], *, changes: Iterable[Version] = (), **params: Any
     ) -> T | A2MError | Unanswered:
-        """The answer; an error if that was the answer, and why there was none if there was none."""
+        """Return the answer, or the error that was the answer, or the reason why there was no answer."""
         peer = await self._processes.door(self._owner)
         generation = self._processes.generation
         self._about_to_call()

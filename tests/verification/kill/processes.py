@@ -1,8 +1,8 @@
-"""The processes of one federation: its router, the stores that the router starts, and one that is a server of its own.
+"""The processes of one federation: the router, the stores that it starts, and one store that is a server of its own.
 
-All of them carry the federation's mark in their environment, so that whoever outlives its router is found. A router
-that ends is started again until the federation ends; each is a *generation*, and what was asked of one that has ended
-cannot be carried out any more by it.
+All of them have the federation's mark in their environment, by which orphan processes are found. A router that ends is
+started again until the federation ends. Each start is a *generation*; a router that has ended carries out no more
+calls.
 """
 
 import json
@@ -33,14 +33,14 @@ TIERS: Final = ("working", "episodic", "semantic")
 CAPACITY: Final = {"working": 6, "episodic": 40}
 MARK: Final = "A2M_KILL_FEDERATION"
 
-# seconds in which anything here must have come about; a hang becomes a finding
+# the seconds for anything here to happen; a hang becomes a finding
 PATIENCE: Final = 60.0
-# how long whoever has lost its router may live on. The next router's store waits two seconds for the file; the rest is
-# for a machine that does other things, too, and whose disk may be kept busy by them
+# The seconds that an orphan process may live on. The next router's store waits two seconds for the file; the rest is
+# for a busy machine with a busy disk.
 ORPHANED: Final = 30.0
 
-# A router with a store over HTTP runs as it is, but for its patience: a call that was not answered is given so many
-# seconds to land still, which is more than a server hangs here, in place of half a minute.
+# A router with a store over HTTP runs unchanged except for its patience: a call without an answer counts as in doubt
+# for so many seconds, more than a server hangs here, instead of half a minute.
 _SETTLING: Final = 4.0
 _HURRIED: Final = f"""
 from a2m_router.daemon import app, cli
@@ -50,7 +50,7 @@ http_client.connect_http.__wrapped__.__kwdefaults__["settling"] = {_SETTLING}
 raise SystemExit(cli.main())
 """
 
-_LOOK: Final = 0.02  # seconds between two looks at what tells nobody that it has changed
+_LOOK: Final = 0.02  # seconds between two looks at a state that has no event
 
 _FEDERATION: Final = """
 state = "router.db"
@@ -78,8 +78,8 @@ kind = "semantic"
 timeout = "1s"
 """
 
-# what the router's own account still has to do: copies to remove, tiers to catch up, writes to look into, buckets to
-# empty. A number of tiers is not accounted for while one is scanned
+# The work left to the router: copies to delete, pending writes, writes to resolve, buckets to empty. A tier counts as
+# not scanned while its scan runs.
 _LEFT: Final = """
 SELECT (SELECT count(*) FROM strays), (SELECT count(*) FROM redo),
     (SELECT count(*) FROM records WHERE home IS NULL), (SELECT count(*) FROM tiers WHERE NOT scanned),
@@ -94,11 +94,11 @@ class Processes:
     """A federation on its files in `folder`.
 
     Args:
-        owners: who calls; over HTTP each by a token of its own.
-        http: whether the router's door is HTTP; else it is on pipes, which all callers share.
+        owners: the callers; over HTTP each has a token of its own.
+        http: whether clients reach the router over HTTP; else all of them share its pipes.
         remote: the tier whose store is a server of its own, over HTTP.
-        before: what stands before the command of each store that the router starts.
-        tell: is told what happens, for the history.
+        before: is put before the command of each store that the router starts.
+        tell: writes events into the history.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class Processes:
         before: Sequence[str] = (),
     ) -> None:
         self.folder = folder
-        self.generation = 0  # of the router that answers, or is about to
+        self.generation = 0  # of the router that answers, or is being started
         self.router: psutil.Process | None = None
         self.longest_orphan = 0.0
         self.tracebacks = 0
@@ -124,21 +124,21 @@ class Processes:
         self._peers: dict[str, Peer] = {}
         self._up = anyio.Event()
         self._ending = False
-        self._expected = False  # that the router ends
+        self._expected = False  # the end of the router is expected
         self._stopped: set[psutil.Process] = set()
         self._server: psutil.Process | None = None
         self._server_port = 0
         self._said: IO[str] | None = None
-        # each router's generation, and the files as it has left them, by the names of tiers and of the router
+        # the generation of each router, and the files that it left, by the names of tiers and `router`
         self.copies: list[tuple[int, dict[str, Path]]] = []
         self._putting_back: tuple[str, Path] | None = None
         self._environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
         self._environment[MARK] = str(folder)
 
-    # --- as its clients see it
+    # --- the clients' side
 
     async def door(self, owner: str) -> Peer:
-        """The way to the router for that owner; waits for a router that is being started again."""
+        """Return the connection of an owner to the router; wait for one that is being started again."""
         while owner not in self._peers:
             await self._up.wait()
         return self._peers[owner]
@@ -147,7 +147,7 @@ class Processes:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """The federation runs for as long as the block lasts, and is killed at its end if `end` was not called."""
+        """Run the federation within the block; kill it at the end of the block if `end` was not called."""
         self._said = (self.folder / "stderr").open("w", buffering=1)
         try:
             async with anyio.create_task_group() as tasks:
@@ -197,7 +197,7 @@ class Processes:
                 )
                 while self.router is None and not connection.lost.is_set():
                     self.router = self._find_router()
-                    await anyio.sleep(_LOOK)  # a process that has just begun does not always say yet what it is
+                    await anyio.sleep(_LOOK)  # a new process does not show its command at once
                 if self._http:
                     async with anyio.create_task_group() as waiting:
                         waiting.start_soon(_first_of, waiting.cancel_scope, url.known.wait)
@@ -223,7 +223,7 @@ class Processes:
             self.generation += 1
 
     def _copy_files(self) -> None:
-        """Somebody copies what the router has left, though a store may be just ending."""
+        """Copy the files that the router has left, possibly while a store is just ending."""
         copies: dict[str, Path] = {}
         for name in ("router", *(tier for tier in TIERS if tier != self._remote)):
             copies[name] = self.folder / f"{name}.db.copy-{self.generation}"
@@ -235,8 +235,10 @@ class Processes:
         self.copies.append((self.generation, copies))
 
     async def put_back(self, name: str, copy: Path) -> None:
-        """The router ends in order, a copy takes the place of its catalog or of a tier's file, and it is started again.
-        Raises Wrong where a catalog is not refused, or cannot be made anew."""
+        """End the router in order, put a copy in the place of its catalog or of a tier's file, and start it again.
+
+        Raises Wrong where an old catalog is not refused, or cannot be rebuilt.
+        """
         self._tell(f"{copy.name} is put back")
         self._putting_back = name, copy
         await self.terminate()
@@ -264,7 +266,7 @@ class Processes:
         return await anyio.run_process(command, cwd=self.folder, env=self._environment, check=False)
 
     def _shut_door(self) -> None:
-        """Nobody calls a router that is known to be gone; who waits for the next one goes on waiting."""
+        """Drop the connections to a router that is gone; callers then wait for the next one."""
         self._peers.clear()
         if self._up.is_set():
             self._up = anyio.Event()
@@ -305,10 +307,10 @@ class Processes:
         if self._said is not None and not self._said.closed:
             print(line, file=self._said)
 
-    # --- what is done to it
+    # --- faults
 
     def stores(self) -> dict[str, psutil.Process]:
-        """The stores that run, by their tier."""
+        """Return the running stores by their tier."""
         running: dict[str, psutil.Process] = {}
         with suppress(psutil.NoSuchProcess):
             for child in self.router.children() if self.router is not None else ():
@@ -320,8 +322,11 @@ class Processes:
         return running
 
     async def kill(self, victims: Sequence[str]) -> None:
-        """SIGKILL to the router (`router`) and to tiers' stores, in this order; returns when whom they leave behind is
-        gone. Raises Wrong for one who stays."""
+        """Send SIGKILL to the router (`router`) and to tiers' stores, in this order; wait for the end of orphan
+        processes.
+
+        Raises Wrong if one stays.
+        """
         stores = self.stores()
         orphans: list[psutil.Process] = []
         for victim in victims:
@@ -338,7 +343,7 @@ class Processes:
         await self._gone(process for process in orphans if process not in self._stopped)
 
     async def terminate(self) -> None:
-        """SIGTERM to the router, which ends in order and is started again."""
+        """Send SIGTERM to the router, which ends in order and is started again."""
         if self.router is not None:
             before = self.generation
             self._expected = True
@@ -348,7 +353,7 @@ class Processes:
             await self._until(lambda: self.generation > before, "the router has not ended after SIGTERM")
 
     async def hang(self, victim: str, seconds: float) -> None:
-        """SIGSTOP to a store for a while: it hangs, keeps what it was sent, and goes on with that later."""
+        """Stop a store by SIGSTOP for a while: it hangs, keeps the calls that it gets, and carries them out later."""
         process = self.stores().get(victim)
         if process is None:
             return
@@ -362,12 +367,12 @@ class Processes:
             process.resume()
         self._tell(f"{victim}, process {process.pid}, goes on")
 
-    # --- how it ends
+    # --- the end
 
     async def settled(self) -> None:
-        """Returns when the router's account has nothing left to do. Raises Wrong if that does not come about."""
+        """Wait until the router has nothing left to do. Raises Wrong if that takes too long."""
         peer = await self.door(self._owners[0])
-        # a router that has answered has opened its file; before, nobody else should
+        # a router that has answered has opened its file; no other process should open it before
         await peer.call("memory/describe", {}, timeout=PATIENCE)
         left = ""
 
@@ -394,7 +399,7 @@ class Processes:
         return ", ".join(left)
 
     async def end(self) -> None:
-        """Ends the router in order, and the server that is not its own. Raises Wrong for whoever is still there."""
+        """End the router in order, and the separate server. Raises Wrong if a process is left."""
         self._ending = True
         if self.router is not None:
             with suppress(psutil.NoSuchProcess):
@@ -406,7 +411,7 @@ class Processes:
         await self._gone(self.left_over())
 
     def left_over(self) -> list[psutil.Process]:
-        """Every process that carries this federation's mark."""
+        """Return every process that has this federation's mark."""
         found = []
         for process in psutil.process_iter():
             with suppress(psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
@@ -434,7 +439,7 @@ class Processes:
 
 
 class _Url:
-    """Where a router says that it listens."""
+    """The address that a router listens on, from its stderr."""
 
     def __init__(self) -> None:
         self.text = ""

@@ -1,4 +1,4 @@
-"""A round: load, deaths at seeded moments, the end of it all, and the verdict."""
+"""A round: load, deaths at seeded moments, the end of the federation, and the verdict."""
 
 import random
 import sqlite3
@@ -21,16 +21,16 @@ from tests.verification.kill.processes import TIERS, Processes
 CLIENTS: Final = 4
 STEPS: Final = 60  # of each client
 DEATHS: Final = 3
-# between the call that a death waits for and the death, seconds: a call takes about that long
+# the most seconds between the call that a death waits for and the death; a call takes about that long
 _LATEST: Final = 0.03
-# how often a copy of a file is put back in the end
+# the share of rounds in which a file is put back at the end
 _PUT_BACK: Final = 0.4
-# a tier is given up after a second
+# the router gives up a call to a tier after a second
 _LONGEST_HANG: Final = 1.6
 
 
 class Round(msgspec.Struct):
-    """What came of a round. `wrong` is None where all was as it must be."""
+    """The result of a round. `wrong` is the finding, None if there is none."""
 
     seed: int
     wrong: str | None = None
@@ -42,7 +42,7 @@ class Round(msgspec.Struct):
 
 
 class Death(msgspec.Struct, frozen=True):
-    """Something that happens to the federation `delay` seconds after call number `call` has begun."""
+    """A fault that begins `delay` seconds after the start of call number `call`."""
 
     call: int
     delay: float
@@ -52,7 +52,7 @@ class Death(msgspec.Struct, frozen=True):
 
 
 def deaths_of(chance: random.Random) -> list[Death]:
-    """What a round has in store."""
+    """Draw the faults of a round."""
     deaths = []
     for call in sorted(chance.sample(range(5, CLIENTS * STEPS * 3 // 4), DEATHS)):
         delay = chance.uniform(0, _LATEST)
@@ -70,10 +70,10 @@ def deaths_of(chance: random.Random) -> list[Death]:
 
 
 def run_round(seed: int, folder: Path, *, before: Sequence[str] = ()) -> Round:
-    """One round on files in `folder`, which is there.
+    """Play one round on files in an existing folder.
 
     Args:
-        before: what stands before the command of each store; for tests that see to it that something goes wrong.
+        before: is put before the command of each store, for tests that cause a fault.
     """
     result = Round(seed)
     began = time.monotonic()
@@ -120,10 +120,10 @@ async def _round(result: Round, folder: Path, tell: Callable[[str], None], befor
             async with anyio.create_task_group() as working:
                 for client in clients:
                     working.start_soon(client.run, STEPS)
-            for moment in moments:  # those for which there were too few calls
+            for moment in moments:  # of faults for which there were too few calls
                 moment.set()
         tell("the clients are done")
-        # one router more, which finds whatever its predecessors have left
+        # one more router, which has to repair what its predecessors have left
         if last:
             await processes.kill(last)
         else:
@@ -133,7 +133,7 @@ async def _round(result: Round, folder: Path, tell: Callable[[str], None], befor
         shown = {client: await client.check_everything() for client in clients}
         ages = random.Random(f"kill {result.seed} ages")
         set_back = ages.random() < _PUT_BACK
-        # not both: a catalog that was made from an older one does not know what it was that an older store last heard
+        # never both: a catalog rebuilt from an old one cannot know what an older store had acknowledged last
         if not set_back and ages.random() < _PUT_BACK / (1 - _PUT_BACK):
             shown = await _put_back_a_catalog(processes, clients, ages, result)
         check_files(folder, [record for there in shown.values() for record in there])
@@ -154,7 +154,7 @@ async def _round(result: Round, folder: Path, tell: Callable[[str], None], befor
 async def _put_back_a_catalog(
     processes: Processes, clients: Sequence[Client], ages: random.Random, result: Round
 ) -> dict[Client, list[Record]]:
-    """A catalog of random age takes the place of the one that is there. What the clients have is what they had."""
+    """Put a catalog of random age in the place of the present one; assert that each client has all its records."""
     _, copies = ages.choice([copy for copy in processes.copies if not _is_redoing(copy[1]["router"])] or [(0, {})])
     if "router" in copies:
         await processes.put_back("router", copies["router"])
@@ -166,8 +166,11 @@ async def _put_back_a_catalog(
 async def _put_back_a_store(
     processes: Processes, clients: Sequence[Client], ages: random.Random, result: Round
 ) -> dict[Client, list[Record]]:
-    """A store's file of random age takes the place of the one that is there. What has come to it since may be gone, and
-    what it did not keep may be there; nothing else is, and nothing is shown as it once was."""
+    """Put a store's file of random age in the place of the present one.
+
+    Records that the store got since may be missing, and records that left it since may be back. No other record may be
+    missing, and none may be shown with an old content.
+    """
     before = {record.id: record for client in clients for record in await client.everything()}
     _, copies = ages.choice(processes.copies)
     tier = ages.choice([name for name in copies if name != "router"])
@@ -184,7 +187,7 @@ async def _put_back_a_store(
 
 
 def _is_redoing(catalog: Path) -> bool:
-    """Whether a tier has yet to catch up in this one: what of that is forgotten since would be there again."""
+    """Return whether the catalog has a pending write. A record with one that was forgotten later would be back."""
     with closing(sqlite3.connect(catalog)) as copy:
         return copy.execute("SELECT 1 FROM redo").fetchone() is not None
 
@@ -203,7 +206,7 @@ async def _die(processes: Processes, death: Death, moment: anyio.Event, result: 
 
 
 def check_files(folder: Path, records: list[Record]) -> None:
-    """What the stores' files hold is what was shown, in the tiers that were named, and nothing else. Raises Wrong."""
+    """Check that the stores' files hold exactly the records that clients saw, in the tiers named. Raises Wrong."""
     held: dict[str, list[str]] = {}
     contents: dict[str, str] = {}
     for tier in TIERS:

@@ -12,10 +12,10 @@ from tests.verification.simulation.lives import Outcome, live_quietly
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs it; 0 if nothing was found, else 1."""
+    """Run the seeds; return 0 if nothing was found, else 1."""
     options = _parser().parse_args(arguments)
     if os.environ.get("PYTHONHASHSEED") != "0":
-        # the order in which sets of texts are gone through would be another one in each process
+        # without a fixed hash seed, sets of strings would have another order in each process
         sys.stdout.flush()
         again = [
             sys.executable,
@@ -59,11 +59,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _lived(seeds: Sequence[int], jobs: int) -> Iterator[Outcome]:
-    """What comes of each seed, as it is lived; never in this process, where Ctrl-C would end up in the midst of a life.
+    """Yield the outcome of each seed. Lives never run in this process, where Ctrl-C would interrupt one halfway.
 
-    A process that has lived long may hold much, and is exchanged.
+    A process is replaced after many lives, since it may hold much memory.
     """
-    with processes(jobs, logs=True, exchanged_after=500) as pool:  # lives are judged by what they log, too
+    with processes(jobs, logs=True, exchanged_after=500) as pool:  # lives are judged by their logs, too
         yield from pool.imap_unordered(live_quietly, seeds)
 
 

@@ -1,7 +1,6 @@
-"""Everything that is left to chance elsewhere, made to follow from a seed: ids, jitter, the order of tasks, time.
+"""Makes all chance follow from a seed: ids, jitter, the order of tasks, time.
 
-The order in which Python goes through a set of texts differs between processes unless PYTHONHASHSEED is given; the
-command line sees to that.
+The order of a set of strings differs between processes unless PYTHONHASHSEED is given; the command line sets it.
 """
 
 from collections.abc import Callable, Iterator
@@ -27,20 +26,20 @@ from tests.support.federated import START, Clock
 
 
 class JumpingClock(Clock):
-    """Goes with the event loop's clock, and never stands still between two looks."""
+    """Follows the event loop's clock, and moves on at every look."""
 
     def __call__(self) -> int:
         self.now = max(self.now + 1, self.look())
         return self.now
 
     def look(self) -> int:
-        """The time, without moving it."""
+        """Return the time without moving it."""
         return max(self.now, START + int(trio.current_time() * 1000))
 
 
 @contextmanager
 def following(seed: int, clock: Clock) -> Iterator[Random]:
-    """Within this all chance follows from the seed; yields a source of more of it."""
+    """Make all chance within the block follow from the seed; yield a source of more."""
     chance = Random(f"router {seed}")
     order = Random(f"order {seed}")
     with ExitStack() as patches:
@@ -59,10 +58,10 @@ def following(seed: int, clock: Clock) -> Iterator[Random]:
         put(tests.servers.core_only, "time", SimpleNamespace(time=lambda: clock() / 1000))
         put(a2m_router.catalog.lineage, "secrets", SimpleNamespace(token_hex=lambda size: numbered()))
         put(a2m_store.identifiers, "secrets", SimpleNamespace(token_hex=lambda size: numbered()))
-        # with these two trio runs the tasks of each round in an order that the seed decides
+        # with these two, trio runs the tasks of each round in an order that follows from the seed
         put(trio._core._run, "_ALLOW_DETERMINISTIC_SCHEDULING", True)
         put(trio._core._run, "_r", order)
-        # of scopes that end at one moment, the first made is the first to end, wherever in memory they are
+        # of scopes with one deadline, the first made ends first, independent of memory addresses
         turns = count()
         put(Deadlines, "add", lambda deadlines, *deadline: _add_deadline(deadlines, next(turns), *deadline))
         yield chance

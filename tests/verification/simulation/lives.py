@@ -1,10 +1,10 @@
-"""A seed's life: which federation it is, what its clients do, what goes wrong and when; and what is judged.
+"""The life of a seed: the federation, the calls of its clients, the faults, and the verdict.
 
-Bursts of clients at work, with hours between them. A router may die between any two steps, or lose what was not synced;
-it dies more often where writes and forgets are under way than chance would have it. Sometimes everything comes to rest
-between two bursts, faults cease, and all that is there is looked at; always so in the end. Then a copy of the catalog
-may be put back, of whatever age: no record may be lost by that, or come back. In other lives a copy of a store's file
-is: nothing may be missing then but what lived there, and nothing is shown as it once was.
+A life consists of bursts of calls with hours between them. A router may die between any two steps, and may lose what
+was not synced. Deaths are more frequent during writes and forgets than chance alone would make them. After some bursts,
+and always at the end, faults cease, everything comes to rest, and all records are checked. Then a copy of the catalog
+of any age may be put back: no record may be lost or come back by that. In other lives a copy of a store's file is put
+back: only records that lived there may be missing, and none may be shown with an old content.
 """
 
 import logging
@@ -37,7 +37,7 @@ _OPERATIONS: Final = 180
 _COMMAND: Final = 'command = ["-"]'
 _URL: Final = 'url = "http://127.0.0.1:9/{}"'
 
-# What somebody else's service holds, which is only read.
+# the records of a foreign server that is only read
 _PAGES: Final = {
     "one": "alpha as the library has it",
     "two": "beta as the library has it",
@@ -62,7 +62,7 @@ _LESSER: Final = (
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """What a seed came to: `failure` is the rule that was broken, if one was; the history as lines."""
+    """The outcome of a seed: `failure` is the broken rule, if any; `history` the events as lines."""
 
     seed: int
     failure: str | None
@@ -74,7 +74,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 class Shape(msgspec.Struct, frozen=True):
-    """Which federation it is."""
+    """The shape of a federation."""
 
     background: bool
     text: str
@@ -83,7 +83,7 @@ class Shape(msgspec.Struct, frozen=True):
 
 
 def draw_shape(chance: Random) -> Shape:
-    """Any shape."""
+    """Draw a shape."""
     background = chance.random() < 0.7
     text = FOUR_TIERS
     words = ["background passes" if background else "explicit passes"]
@@ -97,7 +97,7 @@ def draw_shape(chance: Random) -> Shape:
                 mix[tier] = chance.choice(_LESSER)
                 is_remote = chance.random() < 0.5
                 if is_remote:
-                    # how it is reached is the same here; what its settings say of it is what makes the difference
+                    # the connection is the same here; only the tier's settings make the difference
                     before, after = text.split(f"[tiers.{tier}]")
                     text = f"{before}[tiers.{tier}]{after.replace(_COMMAND, _URL.format(tier), 1)}"
                 where = f"{tier} over HTTP" if is_remote else tier
@@ -113,7 +113,7 @@ def draw_shape(chance: Random) -> Shape:
 
 
 def live(seed: int) -> Outcome:
-    """The life of a seed, from its beginning to its end or to the first rule that is broken."""
+    """Live the life of a seed to its end, or to the first broken rule."""
     life = Life(seed)
     failure: str | None = None
     with following(seed, life.clock) as chance:
@@ -138,13 +138,13 @@ class Life:
         self.set_back = 0
         self._chance = Random(f"life {seed}")
         self._ages = Random(f"copies {seed}")
-        # not both: a catalog that was made from an older one does not know what it was that an older store last heard
+        # never both: a catalog rebuilt from an old one cannot know what an older store had acknowledged last
         self._sets_stores_back = Random(f"stores {seed}").random() < 0.4
         self._shape = draw_shape(self._chance)
         self._seed = seed
 
     async def run(self, chance: Random) -> None:
-        """Returns when all has been judged; raises AssertionError for the first rule that is broken."""
+        """Live until everything has been checked. Raises AssertionError for the first broken rule."""
         settings = settings_of(self._shape.text, policy="background" if self._shape.background else "explicit")
         world = World(settings, self._shape.mix, chance, self.clock)
         world.history = self.history
@@ -177,7 +177,7 @@ class Life:
         clients.pause = chance.choice((0.0, 0.02, 2.0))
         rate = chance.choice((0.0, 0.0, 0.02, 0.1, 0.3))
         for tier in world.tiers.values():
-            # some take much longer than others: what is asked of several at once is answered at different moments
+            # some tiers are much slower than others, so that concurrent calls are answered at different moments
             tier.latency = chance.choice((0.0, 0.01, 0.1, 1.0))
             tier.rate = rate if chance.random() < 0.5 else 0.0
         async with anyio.create_task_group() as events:
@@ -212,7 +212,7 @@ class Life:
     async def _event(self, world: World, clients: "Clients", event: str, after: float) -> None:
         chance = world.chance
         if event == "death":
-            # where few calls are made there are few moments to die at
+            # methods with few calls have few moments to die at
             world.dying_at = chance.choice((None, COMMIT, "memory/remember", "memory/remember", "memory/forget"))
             world.dying = chance.randint(1, 200 if world.dying_at in (None, COMMIT) else 20)
             return
@@ -233,20 +233,20 @@ _EVENTS: Final = ("death", "death", "exit", "outage", "outage", "restart")
 
 
 class Clients(Run):
-    """Everybody who calls the router, and the model that judges what they are told."""
+    """The clients of the router, and the model that judges their answers."""
 
     def __init__(self, world: World, clock: JumpingClock, chance: Random) -> None:
         self.world = world
         self.chance = chance
         self.operations = 0
-        self.pause = 0.0  # seconds that a client may take between two calls
+        self.pause = 0.0  # the most seconds between two calls of a client
         self.done = False
         self.model = Model(clock.look, SHARED)
         self._aimed: set[str] = set()  # ids that a client has promoted to procedural
         world.on_power_cut = self.model.cut
 
     async def work(self, name: str, operations: Sequence[Operation]) -> None:
-        """One client, which does one thing after the other."""
+        """Carry out the operations of one client, one after the other."""
         _WHO.set(name)
         for operation in operations:
             await anyio.sleep(self.chance.choice((0.0, self.pause)))
@@ -255,7 +255,7 @@ class Clients(Run):
             await self.carry_out(operation)
 
     async def rest(self) -> None:
-        """Everything comes to rest, is looked at, and judged."""
+        """Let everything come to rest, then check all records."""
         _WHO.set("rest")
         await self.world.rest()
         self.fed = self.world.trial
@@ -266,8 +266,10 @@ class Clients(Run):
         self.world.tell("rest", f"{len(records)} records: {_shown(records)}")
 
     async def set_a_store_back(self, chance: Random) -> None:
-        """What has come to a store since its file was copied is gone, or is not shown; all else is as it was. Whoever
-        has seen what is missing forgets it."""
+        """Put a store's old file back; records that came to it since may be missing, and all others must be unchanged.
+
+        The missing records are forgotten, as by clients that notice the loss.
+        """
         before = {record.id: record for record in (await self._everything()).records}
         tier = await self.world.set_back_a_store(chance)
         if tier is None:
@@ -291,7 +293,7 @@ class Clients(Run):
         return msgspec.json.decode(await self._raw("timeline", embeddings=True), type=_Told)
 
     async def within_capacity(self) -> None:
-        """Rule 5: after a pass with all tiers reachable no bucket is over its capacity, unless by one group alone."""
+        """Rule 5: after a pass with all tiers up no bucket exceeds its capacity, except by one group alone."""
         await self._raw("consolidate")
         await self.world.rest()
         buckets: dict[tuple[Any, ...], list[Record]] = {}
@@ -304,14 +306,14 @@ class Clients(Run):
             one_group = records[0].group is not None and len({(r.owner, r.group) for r in records}) == 1
             assert capacity is None or len(records) <= capacity or one_group, f"{name} is over: {_shown(records)}"
 
-    # --- what an operation comes to
+    # --- results of operations
 
     def bear(self, refused: A2MError) -> None:
-        """Errors need a reason, and are the federation's own trouble."""
+        """Check that an error has a reason, and that a fault of the federation explains it."""
         assert refused.code == Code.INTERNAL_ERROR, f"an error of the caller's, who made none: {refused}"
         data = refused.data or {}
         assert "reason" in data, f"an error without a reason: {refused}"
-        # where tiers take their time, somebody else may be at work on the same records for too long
+        # with slow tiers, another call may hold the claims of the same records for too long
         is_busy = data["reason"] == "unsettled" or "is still in doubt" in refused.message
         assert is_busy or self.world.is_troubled(_BEGAN.get()), f"an error for which there is no reason: {refused}"
 
@@ -330,7 +332,7 @@ class Clients(Run):
         self._check_pages(pages, params, are_all=answers and not is_cut)
         records = [record for record in told.records if record.tier != _LIBRARY]
         if pages and is_cut:
-            return Shown(records, lambda version: True, len(pages))  # a page may be better than what is missing
+            return Shown(records, lambda version: True, len(pages))  # a page may rank before a missing record
         if not silent:
             return Shown(records, pages=len(pages))
 
@@ -341,7 +343,7 @@ class Clients(Run):
         return Shown(records, excused, len(pages))
 
     def _check_pages(self, pages: Sequence[Record], params: Mapping[str, Any], *, are_all: bool) -> None:
-        """What is mounted is shown as it is; `are_all`: all of it that matches should be."""
+        """Check that records of the mount are shown unchanged; with `are_all`, that all matching ones are shown."""
         shown = {record.id: record.content for record in pages}
         assert len(shown) == len(pages), f"a page twice: {pages}"
         there = {f"{_LIBRARY}/{id}": content for id, content in _PAGES.items()}
@@ -382,7 +384,7 @@ class Clients(Run):
         return answer
 
     def _check_procedural(self, records: Sequence[Record]) -> None:
-        """Rule 6: what is in procedural was written there, or promoted to it by a client."""
+        """Rule 6: a record in procedural was written there, or promoted to it by a client."""
         aimed = {v.object for v in self.model.versions.values() if v.tier == "procedural" or v.id in self._aimed}
         groups = {(v.owner, v.fields.get("group")) for v in self.model.versions.values() if v.object in aimed}
         for record in records:
@@ -433,7 +435,7 @@ def _shown(records: Sequence[_Brief | Record]) -> str:
 
 
 def _told(problem: BaseException) -> str | None:
-    """The failures that a run ended with, in words; None if it was ended from outside."""
+    """Return the failures of a run as text; None if it was interrupted from outside."""
     leaves: list[BaseException] = []
     todo = [problem]
     while todo:
@@ -451,8 +453,7 @@ def _told(problem: BaseException) -> str | None:
 
 
 def live_quietly(seed: int) -> Outcome:
-    """A life whose log goes nowhere, but for what it is judged by. Here, and not where the command is, since the
-    processes that live side by side load it by this name."""
+    """Live a life without log output, except for the check of errors. It is here since processes import it by name."""
     log = logging.getLogger("a2m_router")
     log.setLevel(logging.ERROR)
     log.propagate = False

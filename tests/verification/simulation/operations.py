@@ -1,4 +1,4 @@
-"""What clients do, drawn from a seed: the operations of tests/support/histories.py."""
+"""Operations of clients, drawn from a seed; tests/support/histories.py defines them."""
 
 from collections.abc import Callable, Sequence
 from random import Random
@@ -32,12 +32,12 @@ _KEYS: Final = ("k", "k/a", "x")
 
 
 def draw_operation(chance: Random) -> h.Operation:
-    """Any operation."""
+    """Draw any operation."""
     return chance.choices(_DRAWN, _WEIGHTS)[0](chance)
 
 
 def draw_write(chance: Random) -> h.Operation:
-    """A batch, or a group."""
+    """Draw the write of a batch or of a group."""
     if chance.random() < 0.25:
         records = [h.Draft(_fields(chance), _metadata(chance)) for _ in range(chance.randint(2, 3))]
         return h.WriteGroup(records, _owner(chance), _some_tier(chance))
@@ -136,7 +136,7 @@ def _some_tier(chance: Random) -> str | None:
 
 
 def _which(chance: Random) -> list[int]:
-    # what was written last is what others are at work on
+    # the latest records, which other clients work on, too
     return [-chance.randint(1, 16) for _ in range(chance.randint(1, 3))]
 
 

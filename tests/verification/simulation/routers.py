@@ -1,8 +1,8 @@
-"""The routers of a simulated federation, one after the other: each starts on what the last one left, and may die.
+"""The routers of a simulated federation, one after the other. Each starts on what the last one left, and may die.
 
-A router that dies is cut off at that moment: no tier hears of it any more, and no client. What it leaves is its catalog
-as it was committed then; or, if it is the power that fails, as it was when it was last synced.
-What it still does is done to a catalog that nobody will open.
+A router that dies is cut off at that moment: no tier and no client receives anything from it any more. It leaves its
+catalog as committed at that moment or, after a power cut, as last synced. Whatever it still does changes a catalog that
+no router will open.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -34,13 +34,13 @@ from tests.verification.simulation.tiers import Tier
 # a moment that is not a call to a tier
 COMMIT: Final = "commit"
 
-# calls under way when a router is stopped are given so long
+# the seconds for calls under way when a router is stopped
 _GRACE: Final = 2.0
 
 
 @contextmanager
 def restored(image: bytes | None) -> Iterator[None]:
-    """What is opened in memory within this block begins as an image."""
+    """Let the database that is opened in memory within the block begin as an image."""
     load = a2m_router.storage.nearest.load
 
     def loaded(connection: apsw.Connection) -> None:
@@ -53,11 +53,11 @@ def restored(image: bytes | None) -> Iterator[None]:
 
 
 class KeptCatalog(Catalog):
-    """A catalog in memory that begins as an image of an earlier one, and leaves one when it is closed.
+    """A catalog in memory that begins as the image of an earlier one, and leaves an image when it is closed.
 
     Args:
         point: is called after every commit.
-        loses_power: what it leaves when it dies is what was synced.
+        loses_power: at its death it leaves only what was synced.
     """
 
     def __init__(
@@ -84,11 +84,11 @@ class KeptCatalog(Catalog):
         database.transaction = transaction  # type: ignore[method-assign]  # watched
 
     def image(self) -> bytes:
-        """All that is committed."""
+        """Return the image of all that is committed."""
         return bytes(self.database.connection.serialize("main"))
 
     def die(self) -> None:
-        """Nothing that is committed after this is left."""
+        """Fix the image that is left; later commits do not change it."""
         self._dead = True
         self.left = self._synced if self._loses_power else self.image()
 
@@ -96,7 +96,7 @@ class KeptCatalog(Catalog):
         self._synced = self.image()
 
     def close(self) -> None:
-        """In good order; one that was left by a death stays open, since the dead still stumble about in it."""
+        """Close in good order. The catalog of a dead router stays open, since the router's tasks still use it."""
         if not self._dead:
             self.left = self.image()
             super().close()
@@ -104,7 +104,7 @@ class KeptCatalog(Catalog):
 
 @contextmanager
 def stumbling(router: "Router") -> Iterator[None]:
-    """The dead stumble over what is closed around them, and nobody listens."""
+    """Ignore the exceptions of a dead router, whose resources are closed around it."""
     try:
         yield
     except BaseExceptionGroup as group:
@@ -119,32 +119,35 @@ def stumbling(router: "Router") -> Iterator[None]:
 
 
 def is_redoing(image: bytes) -> bool:
-    """Whether a tier has yet to catch up with something in this catalog. If that was forgotten since, and the catalog
-    is put back, it is there again: nobody can tell it from what its tier has lost."""
+    """Return whether the catalog has a pending write.
+
+    If the record was forgotten later and this catalog is put back, the record is back, too: the router cannot
+    distinguish it from one that its tier has lost.
+    """
     with closing(apsw.Connection(":memory:")) as catalog:
         catalog.deserialize("main", image)
         return catalog.execute("SELECT 1 FROM redo LIMIT 1").get is not None
 
 
 async def made_anew(settings: Settings, tiers: Mapping[str, Tier], clock: Clock, chance: Random, image: bytes) -> bytes:
-    """The image of the catalog that a rebuild makes, of an image and of what the tiers hold."""
-    # it needs somebody to be alive, and nobody dies here
+    """Return the image of the catalog that a rebuild makes of an image and of the tiers' records."""
+    # the links need a router that lives; this one never dies
     nobody = Router(settings, tiers, clock, chance, None, lambda: None, lambda what: None)
     with TemporaryDirectory() as folder:
         path = Path(folder) / "router.db"
         path.write_bytes(image)
         await rebuild(msgspec.structs.replace(settings, state=path), nobody.links, lambda tier, read, of: None)
         with closing(apsw.Connection(str(path))) as made:
-            made.pragma("journal_mode", "delete")  # memory knows no log
+            made.pragma("journal_mode", "delete")  # a database in memory has no write-ahead log
         return path.read_bytes()
 
 
 class Router:
-    """One router, from its start to its end. `loses_power`: if it dies, what was not synced goes with it.
+    """One router, from its start to its end.
 
     Args:
-        image: what the last one left.
-        changed: is called when it is ready, and when it is not any more.
+        image: the catalog that the last one left.
+        changed: is called when the router becomes ready, and when it no longer is.
     """
 
     def __init__(
@@ -161,7 +164,7 @@ class Router:
         self.dead = False
         self.stopping = False
         self.left = image
-        self.calls: dict[anyio.CancelScope, None] = {}  # in the order in which they came
+        self.calls: dict[anyio.CancelScope, None] = {}  # in the order of their beginning
         self._settings = settings
         self._clock = clock
         self._changed = changed
@@ -176,13 +179,13 @@ class Router:
         }
 
     def image(self) -> bytes:
-        """A copy of its catalog, as it is now."""
+        """Return a copy of the present catalog."""
         assert self._catalog is not None
         return self._catalog.image()
 
     @property
     def is_ready(self) -> bool:
-        """Whether clients reach it."""
+        """Whether clients can reach it."""
         return self.federation is not None and not self.dead and not self.stopping
 
     def point(self, what: str) -> None:
@@ -197,7 +200,7 @@ class Router:
         return [found[id].home if id in found else None for id in ids]
 
     async def run(self) -> None:
-        """Returns when it has ended, in whichever way; `left` is what the next one starts on."""
+        """Run until the end, of any kind; afterwards `left` is the image that the next router starts on."""
         with self._scope:
             catalog = self._catalog = KeptCatalog(
                 self._image, list(self._settings.managed), self.point, loses_power=self.loses_power
@@ -216,14 +219,14 @@ class Router:
                         try:
                             await anyio.sleep_forever()
                         finally:
-                            # calls under way run in their clients' tasks, and need what is closed after this
+                            # calls under way run in their clients' tasks, and need resources that are closed after this
                             with anyio.CancelScope(shield=True):
                                 await self._let_go()
             finally:
                 self.left = catalog.left
 
     def die(self) -> None:
-        """Right here."""
+        """Die at this moment."""
         assert self._catalog is not None
         self.dead = True
         self._catalog.die()
@@ -233,7 +236,7 @@ class Router:
         self._changed()
 
     async def stop(self) -> None:
-        """In good order: it takes no calls any more, and those under way are given a moment."""
+        """Stop in good order: take no more calls, and give those under way a moment."""
         self.stopping = True
         self._changed()
         with anyio.move_on_after(_GRACE):
@@ -244,5 +247,5 @@ class Router:
         self._scope.cancel()
 
     async def _let_go(self) -> None:
-        while self.calls:  # noqa: ASYNC110 - a clock that jumps waits for nothing
+        while self.calls:  # noqa: ASYNC110 - a clock that jumps does not make this expensive
             await anyio.sleep(0.1)

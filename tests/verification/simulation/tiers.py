@@ -1,10 +1,10 @@
-"""The tiers of a simulated federation: servers in this process that work in order, go wrong, die, and come back.
+"""The tiers of a simulated federation: servers in this process that carry out calls in order, fail, die, and come back.
 
-What a fault is called is a2m-chaos's to say (backends/a2m_chaos/faults.py). A server may be late, silent, dead or
-unwilling, and what it sends may be spoiled on its way. It may lie where its router looks twice: about copies of what
-lives elsewhere, about what is removed, and, where it is a lesser one, about all that is written. What a native store
-has acknowledged of a record that is nowhere else it keeps: no router could know better. Behind a tier that is remote by
-its settings calls overtake each other, and land when their router is no more.
+The names of faults are those of a2m-chaos (backends/a2m_chaos/faults.py). A server may be late, silent or dead, may
+refuse calls, and its answers may be corrupted. It may give false answers where its router verifies: about copies of
+records that live elsewhere, about deletions, and, at a lifted tier, about all writes. A native store keeps what it
+acknowledged of a record that has no other copy, since no router could detect the loss. At a tier that is remote by its
+settings, calls overtake each other, and may land after the death of their router.
 """
 
 import math
@@ -31,7 +31,7 @@ from a2m_store.server import serving
 from a2m_store.store import Store
 from tests.servers.core_only import CoreOnly
 
-# what is done to some calls only
+# faults that are possible for some methods only
 _METHODS: Final[Mapping[str, Sequence[str]]] = {
     "refuse-writes": ("memory/remember", "memory/forget"),
     "disk-full": ("memory/remember", "memory/forget"),
@@ -40,7 +40,7 @@ _METHODS: Final[Mapping[str, Sequence[str]]] = {
     "forget-less": ("memory/forget",),
 }
 
-# how often a fault is drawn, against the others
+# the weights of the faults
 FAULTS: Final[Mapping[str, int]] = {
     "delay": 6,
     "hang": 2,
@@ -61,21 +61,21 @@ FAULTS: Final[Mapping[str, int]] = {
     "alter-record": 6,
     "forget-less": 10,
 }
-# over HTTP what lands late is the danger
+# over HTTP the danger is a call that lands late
 REMOTE_FAULTS: Final[Mapping[str, int]] = {**FAULTS, "apply-late": 16}
 
-# these are no reason for anything to fail
+# faults that never make a call fail
 _HARMLESS: Final = frozenset({"answer-twice", "log-line"})
 
-# what is under way at a server whose router lets go of it is given so long, seconds
+# the seconds for calls under way at a server whose router closes the connection
 _GRACE: Final = 5.0
 
-# what a dead router has sent lands within so many seconds, which is less than a router waits for it
+# the seconds within which calls of a dead router land, less than a router waits for them
 _LATEST: Final = 0.9 * SETTLING
 
 _ROUTER: Final = Caller(asserts_owner=True)
 
-# Trouble ends this long after its cause, in seconds: breakers have been tried, what was open is settled.
+# Trouble ends so many seconds after its cause: breakers have been tried, and calls in doubt are resolved.
 AFTERMATH: Final = 300.0
 
 
@@ -85,10 +85,10 @@ class Watched(Protocol):
     dead: bool
 
     def point(self, what: str) -> None:
-        """Something has just happened, or is just to happen: a moment to die at."""
+        """Note an event at this moment; the router may die here."""
 
     def homes(self, ids: Iterable[str]) -> list[str | None]:
-        """In which tiers these records live; None for those that are none yet."""
+        """Return the homes of records; None for an id without a record."""
 
 
 class _Message(msgspec.Struct, kw_only=True):
@@ -107,13 +107,13 @@ class _Records(msgspec.Struct):
 
 
 class Tier:
-    """One tier's records, and the process that serves them, if there is one.
+    """One tier's records, and the process that serves them, if it runs.
 
     Args:
         tell: writes into the history.
-        rate: how many of its calls go wrong.
-        latency: how long a call takes at most, in seconds.
-        is_remote: it is reached over HTTP: what a router that dies has sent may land when the next one has started.
+        rate: the share of its calls that go wrong.
+        latency: the most seconds that a call takes.
+        is_remote: it is reached over HTTP: calls of a router that dies may land after the start of the next one.
     """
 
     def __init__(
@@ -136,14 +136,14 @@ class Tier:
         self.is_remote = is_remote
         self.down = False
         self.process: Process | None = None
-        self._due: list[tuple[float, int, Callable[[], None]]] = []  # what happens later, and when
+        self._due: list[tuple[float, int, Callable[[], None]]] = []  # later actions, by their time
         self._numbers = count()
-        self._more = trio.Event()  # there is some
+        self._more = trio.Event()  # set when an action is added
         self._trouble_until = -1.0
         self._removed: dict[str, float] = {}
 
     def connect(self, router: Watched) -> Callable[[], Any]:
-        """What opens a connection of `router`."""
+        """Return the function that opens a connection of `router`."""
 
         @asynccontextmanager
         async def connected() -> AsyncIterator[Connection]:
@@ -158,31 +158,31 @@ class Tier:
         return connected
 
     def exit(self) -> None:
-        """The process dies, with all that it has not done yet."""
+        """End the process; the calls that it has not carried out are lost."""
         self.trouble()
         if self.process is not None:
             self.process.die()
 
     def go_down(self) -> None:
-        """The process dies, and none can be started."""
+        """End the process, and let none start."""
         self.tell(self.name, "DOWN")
         self.down = True
         self.exit()
 
     def come_up(self) -> None:
-        """A process can be started again."""
+        """Let a process start again."""
         if self.down:
             self.tell(self.name, "can be started again")
             self.trouble()
         self.down = False
 
     def image(self) -> bytes:
-        """What a native store's file holds, as it is now."""
+        """Return the content of a native store's file, as it is now."""
         assert isinstance(self.kept, Store)
         return bytes(self.kept._connection.serialize("main"))
 
     def calm(self) -> None:
-        """Nothing goes wrong any more."""
+        """Let nothing go wrong any more."""
         self.rate = self.latency = 0.0
         self.come_up()
 
@@ -192,16 +192,16 @@ class Tier:
         return bool(self._due) or (self.process is not None and self.process.underway > 0)
 
     def leave(self, message: bytes) -> None:
-        """A call to a remote tier goes its own way, and lands when nobody waits for it any more."""
+        """Let a call to a remote tier land later, when its router no longer waits for it."""
         self.later(_LATEST * self.chance.random(), partial(self._land, message))
 
     def later(self, seconds: float, act: Callable[[], None]) -> None:
-        """Do this after so many seconds, whoever is alive then. Of remote tiers only."""
+        """Do something after so many seconds, even if the router has died by then. For remote tiers only."""
         heappush(self._due, (round(trio.current_time() + seconds, 3), next(self._numbers), act))
         self._more.set()
 
     async def run(self) -> None:
-        """Does what is due, each in its time. Ends only by being cancelled."""
+        """Carry out the later actions, each at its time. Ends only by cancellation."""
         while True:
             while self._due and self._due[0][0] <= trio.current_time():
                 heappop(self._due)[2]()
@@ -217,15 +217,15 @@ class Tier:
             self.note_removed(message)
 
     def trouble(self, seconds: float = 0.0) -> None:
-        """From now on, and for so long and its aftermath, calls may fail."""
+        """Note that calls may fail from now on, for so long and its aftermath."""
         self._trouble_until = max(self._trouble_until, trio.current_time() + seconds + AFTERMATH)
 
     def is_troubled(self, since: float) -> bool:
-        """Whether there has been a reason for it to fail at any time since then."""
+        """Return whether the tier has had a reason to fail at any time since then."""
         return self.down or self._trouble_until >= since
 
     def held(self, id: str, since: float) -> bool:
-        """Whether it holds a record, or has held it at any time since then."""
+        """Return whether the tier holds a record, or has held it at any time since then."""
         if self._removed.get(id, -1.0) >= since:
             return True
         if isinstance(self.kept, CoreOnly):
@@ -233,7 +233,7 @@ class Tier:
         return self.kept._connection.execute("SELECT 1 FROM record WHERE id = ?", (id,)).get is not None
 
     def note_removed(self, message: bytes) -> None:
-        """It is told to forget these."""
+        """Note that these records are deleted here."""
         ids = msgspec.json.decode(msgspec.json.decode(message, type=_Message).params, type=_Ids).ids
         self._removed.update(dict.fromkeys(ids, trio.current_time()))
 
@@ -252,10 +252,10 @@ class Tier:
 
 
 class Pipe(anyio.abc.ByteReceiveStream, anyio.abc.ByteSendStream):
-    """One way of a connection. What waits in it is received at once.
+    """One direction of a connection. Bytes that wait in it are received at once.
 
-    The router's end is the real one (a2m_router.protocol.client.client); a server's end that is as real would cost as
-    much as all the rest of the simulation, and is tested elsewhere.
+    The router's end is the real one (a2m_router.protocol.client.client). A real server's end would cost as much as the
+    rest of the simulation, and has tests of its own.
     """
 
     def __init__(self) -> None:
@@ -267,21 +267,21 @@ class Pipe(anyio.abc.ByteReceiveStream, anyio.abc.ByteSendStream):
         self.put(item)
 
     def put(self, item: bytes) -> None:
-        """It never blocks."""
+        """Add bytes; this never blocks."""
         self._waiting += item
         self._more.set()
 
     def left(self) -> list[bytes]:
-        """The lines that nobody has received."""
+        """Return the lines that have not been received."""
         return self._waiting.split(b"\n")[:-1]
 
     @property
     def lines(self) -> int:
-        """How many wait."""
+        """The number of lines that wait."""
         return self._waiting.count(b"\n")
 
     def close(self) -> None:
-        """Nothing more comes."""
+        """Close the pipe: no more bytes will come."""
         self._closed = True
         self._more.set()
 
@@ -299,8 +299,8 @@ class Pipe(anyio.abc.ByteReceiveStream, anyio.abc.ByteSendStream):
 
 
 class RemoteConnection(Connection):
-    """One on which no answer proves anything of other calls: what was given up is settled by time alone, as it is over
-    HTTP (router/a2m_router/protocol/client/http_client.py)."""
+    """A connection on which no answer resolves another call: calls in doubt are resolved by time alone, as over HTTP
+    (router/a2m_router/protocol/client/http_client.py)."""
 
     def __init__(self, tier: Tier) -> None:
         super().__init__(tier.name)
@@ -315,7 +315,7 @@ class RemoteConnection(Connection):
 
 
 class Process:
-    """A tier's server while it lives, as one router reaches it: calls are served in the order in which they came."""
+    """A tier's server while it lives, as seen by one router. It serves calls in the order of their arrival."""
 
     def __init__(self, tier: Tier, router: Watched, server: Callable[[bytes, Caller], Any]) -> None:
         self._peer = RemoteConnection(tier) if tier.is_remote else Connection(tier.name)
@@ -326,16 +326,16 @@ class Process:
         self._calls = Pipe()
         self._answers = Pipe()
         self._begun = 0
-        self._waiting: list[bytes] = []  # what has been received, and not been carried out
+        self._waiting: list[bytes] = []  # received, and not yet carried out
 
     @property
     def underway(self) -> int:
-        """Calls that are being served, or wait."""
+        """The number of calls that are being served, or wait."""
         return self._begun + self._calls.lines
 
     @asynccontextmanager
     async def reached(self) -> AsyncIterator[Connection]:
-        """The router's end. When the block ends, what is under way is given a moment, as a real server gives it."""
+        """Yield the router's end. At the end of the block, calls under way are given a moment, as by a real server."""
         try:
             async with tending() as tasks:
                 tasks.start_soon(self._carry)
@@ -357,7 +357,7 @@ class Process:
             self._peer.end()
 
     def die(self) -> None:
-        """Nothing more is done, and nobody hears of it any more."""
+        """End: carry out no more calls, and answer none."""
         self._alive = False
         self._peer.lose("the server has exited")
 
@@ -372,20 +372,20 @@ class Process:
                 self._waiting = lines
                 for line in list(lines):
                     if 2 * self._tier.latency * self.underway >= self._tier.timeout:
-                        self._tier.trouble()  # so many wait in front of it that it may miss its deadline
+                        self._tier.trouble()  # so many calls wait before it that it may miss its deadline
                     await self._answer(line, tasks)
                     self._begun -= 1
 
     async def _answer(self, message: bytes, tasks: anyio.abc.TaskGroup) -> None:
         if self._router.dead:
             if self._tier.is_remote:
-                await trio.sleep_forever()  # it is on its way yet
+                await trio.sleep_forever()  # the call is still on its way
             return
         reply, fault = await self._served(message)
         if reply is None:
             return
         if fault == "answer-late":
-            # what comes behind it does not wait for it
+            # later answers do not wait for this one
             tasks.start_soon(self._say_late, reply, self._wait(fault))
             return
         spoiled = _spoiled(reply, fault) if fault else reply
@@ -399,7 +399,7 @@ class Process:
         self._answers.put(reply + b"\n")
 
     async def _served(self, message: bytes) -> tuple[bytes | None, str | None]:
-        """The answer to a line, if there is one, and what goes wrong with it."""
+        """Carry out a line; return its answer, if there is one, and its fault."""
         tier = self._tier
         method = msgspec.json.decode(message, type=_Message).method
         if tier.latency:
@@ -412,13 +412,13 @@ class Process:
             tier.leave(message)
             return None, fault
         if fault in ("delay", "apply-late", "hang"):
-            # what comes behind it waits, as on a pipe
+            # later calls wait for it, as on a pipe
             await trio.sleep(self._wait(fault))
         if self._router.dead and tier.is_remote:
-            await trio.sleep_forever()  # it is on its way yet
+            await trio.sleep_forever()  # the call is still on its way
         self._waiting.remove(message)
         if self._router.dead and tier.chance.random() < 0.5:
-            fault = "exit-before-work"  # what a router leaves behind may be done, or not
+            fault = "exit-before-work"  # calls of a dead router may be carried out, or not
         if not self._alive or fault in ("hang", "exit-before-work"):
             if fault == "exit-before-work":
                 self.die()
@@ -443,7 +443,7 @@ class Process:
         return reply, fault
 
     async def _forget_less(self, message: bytes) -> bytes:
-        """All but the last of what is to be forgotten, and the answer hides it."""
+        """Forget all ids but the last; the answer claims to have forgotten all."""
         call = msgspec.json.decode(message, type=_Message)
         ids = msgspec.json.decode(call.params, type=_Ids).ids
         call.params = msgspec.Raw(msgspec.json.encode({"ids": ids[:-1]}))
@@ -451,7 +451,7 @@ class Process:
         return _lie(message, {"forgotten": len(ids)})
 
     def _altered(self, message: bytes) -> bytes:
-        """The first record that is written has another content, or lacks something."""
+        """Return the call with the first record altered: with another content, or without one field."""
         call = msgspec.json.decode(message, type=_Message)
         records = msgspec.json.decode(call.params, type=_Records)
         record = records.records[0]
@@ -470,7 +470,7 @@ class Process:
         return [msgspec.json.decode(record["id"], type=str) for record in records]
 
     def _is_looked_at_twice(self, message: bytes) -> bool:
-        """Whether the router sees for itself what becomes of what it writes."""
+        """Return whether the router verifies the result of this write."""
         if isinstance(self._tier.kept, CoreOnly):
             return True
         homes = self._router.homes(self._written(message))

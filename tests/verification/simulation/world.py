@@ -1,4 +1,4 @@
-"""A simulated federation: its tiers, the router that is just alive, and what is told of both."""
+"""A simulated federation: its tiers, the router that lives at the moment, and the history of both."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -21,15 +21,15 @@ from tests.support.histories import Unheard
 from tests.verification.simulation.routers import Router, is_redoing, made_anew, restored, stumbling
 from tests.verification.simulation.tiers import AFTERMATH, Tier
 
-# In so many seconds everything must have come to rest.
+# the seconds within which everything must come to rest
 _PATIENCE: Final = 2 * 3600.0
 
 
 class World:
     """Everything but the clients.
 
-    `history` is what has happened so far, a line each. `dying` is how many moments from now the router dies; of those
-    of one kind only, with `dying_at`: a method that tiers are called with, or a commit.
+    `history` has a line for each event so far. The router dies at the `dying`th moment from now; with `dying_at`, only
+    moments of one kind count: calls of one method to tiers, or commits.
     """
 
     def __init__(self, settings: Settings, mix: Mapping[str, Foreign], chance: Random, clock: Clock) -> None:
@@ -43,14 +43,14 @@ class World:
         self.deaths = 0
         self.router: Router | None = None
         self.on_power_cut: Callable[[], None] = lambda: None
-        self.refusals = 0  # starts on a catalog that was too old, each made good by a rebuild
-        # of the catalog, and of the native stores' files; and of which router's
+        self.refusals = 0  # starts on a catalog that was too old, each followed by a rebuild
+        # copies of the catalog and of the native stores' files, with the generation of the router
         self._copies: list[tuple[int, bytes]] = []
         self._older: list[tuple[int, str, bytes]] = []
         self._generation = 0
         self._putting_back: bytes | None = None
         self._setting_back: tuple[str, bytes] | None = None
-        self.set_back = 0  # stores whose file was put back
+        self.set_back = 0  # the number of stores whose file was put back
         self._started_at = 0.0
         self._changed = anyio.Event()
         self._stores: dict[str, Store] = {}
@@ -71,18 +71,18 @@ class World:
             )
 
     def close(self) -> None:
-        """Lets go of what the tiers hold."""
+        """Close the tiers' stores."""
         for store in self._stores.values():
             store.close()
 
     def tell(self, who: str, what: str) -> None:
-        """A line of the history."""
+        """Add a line to the history."""
         self.history.append(f"{_moment(trio.current_time())} {who:>10}  {what}")
 
     # --- routers
 
     async def run(self) -> None:
-        """One router after the other, until `end`."""
+        """Run one router after the other, until `end`."""
         async with trio.open_nursery() as nursery:
             for tier in self.tiers.values():
                 if tier.is_remote:
@@ -122,17 +122,20 @@ class World:
                 await anyio.sleep(self.chance.choice((0.0, 0.0, 2.0, 60.0)))
 
     def copy(self) -> None:
-        """Somebody copies the catalog and the stores' files, whatever is under way."""
+        """Copy the catalog and the stores' files, at any moment."""
         self._copy_stores()
-        # the age of a copy from the middle of a router's life shows by the native stores, or not at all
+        # only the native stores reveal the age of a copy from the middle of a router's life
         if self._stores and self.router is not None and self.router.is_ready:
             image = self.router.image()
             if not is_redoing(image):
                 self._copies.append((self._generation, image))
 
     async def put_back(self, chance: Random) -> bool:
-        """The router ends in good order, an older catalog is put in the place of its own, and another one starts: on
-        that, or on what a rebuild makes of it. False if there is none of an earlier router."""
+        """End the router in good order, put an older catalog in the place of its own, and start another router.
+
+        The next router starts on that catalog, or on a rebuilt one. Returns False if there is no copy of an earlier
+        router.
+        """
         older = [copy for copy in self._copies if copy[0] < self._generation]
         if not older:
             return False
@@ -144,14 +147,17 @@ class World:
         return True
 
     async def set_back_a_store(self, chance: Random) -> str | None:
-        """The router ends in good order, an older file takes the place of a native store's, and another router starts.
-        Returns which tier's it is; None if there is none of an earlier router."""
+        """End the router in good order, put an older file in the place of a native store's, and start another router.
+
+        Returns the name of the tier; None if there is no copy of an earlier router.
+        """
         older = [copy for copy in self._older if copy[0] < self._generation]
         if not older:
             return None
         generation, name, image = chance.choice(older)
         self.tell(name, f"IS PUT BACK as it was with router {generation}, this is router {self._generation}")
-        # what is lost by this has left the account: another file that holds it would bring it back, and rightly
+        # records that are lost by this leave the catalog; an older file that still holds them would rightly bring them
+        # back
         self._older = [copy for copy in self._older if copy[1] != name]
         self._setting_back = name, image
         self.set_back += 1
@@ -170,27 +176,27 @@ class World:
         self.tiers[name].kept = store
 
     async def end(self) -> None:
-        """The last router ends in good order."""
+        """End the last router in good order."""
         self.ended = True
         await (await self.ready()).stop()
 
     async def restart(self) -> None:
-        """The router ends in good order, and another one starts."""
+        """End the router in good order; another one starts."""
         router = await self.ready()
         self.tell("router", "stops")
-        # one that takes no calls any more, and never ends, would be waited for for ever
+        # shielded: a router that takes no calls and never ends would block all others for ever
         with anyio.CancelScope(shield=True):
             await router.stop()
 
     async def ready(self) -> Router:
-        """The router, when there is one that clients reach."""
+        """Return the router, when there is one that clients can reach."""
         while self.router is None or not self.router.is_ready:
             await self._changed.wait()
         return self.router
 
     @property
     def trial(self) -> Trial:
-        """The router that is alive, as tests see it."""
+        """The router that lives, as tests see it."""
         assert self.router is not None
         assert self.router.federation is not None
         return Trial(self.router.federation, None, self._stores, self._servers, self.clock)  # type: ignore[arg-type]  # `raw` is not used
@@ -213,7 +219,7 @@ class World:
     # --- clients
 
     async def call(self, method: str, params: dict[str, Any], patience: float | None) -> bytes:
-        """The result of a client's call. Raises A2MError for an error, Unheard if it gave up or the router died."""
+        """Return the result of a client's call. Raises A2MError for an error, Unheard if no answer came."""
         router = await self.ready()
         federation = router.federation
         assert federation is not None
@@ -233,18 +239,18 @@ class World:
             raise A2MError(answer.error.code, answer.error.message, answer.error.data)
         return bytes(answer.result)
 
-    # --- what is behind it
+    # --- the state of the federation
 
     def is_troubled(self, since: float) -> bool:
-        """Whether there has been a reason for something to fail at any time since then."""
+        """Return whether there has been a reason for a failure at any time since then."""
         return self._started_at + AFTERMATH >= since or any(tier.is_troubled(since) for tier in self.tiers.values())
 
     def is_tier_troubled(self, tier: str, since: float) -> bool:
-        """Whether there has been a reason for a tier not to answer at any time since then."""
+        """Return whether a tier has had a reason not to answer at any time since then."""
         return self._started_at + AFTERMATH >= since or self.tiers[tier].is_troubled(since)
 
     async def rest(self) -> None:
-        """Faults cease; returns when nothing is under way any more."""
+        """End all faults; return when nothing is under way any more."""
         self.dying = None
         for tier in self.tiers.values():
             tier.calm()
@@ -258,14 +264,14 @@ class World:
         assert_nothing_under_way(self.trial)
 
     async def _nothing_under_way(self) -> None:
-        """Nobody is woken for it: what is to be done is done without being told."""
+        """Wait until nothing is under way. This wakes no task, so that the router has to finish on its own."""
         wait = 1.0
         while self._under_way():
             await trio.sleep(wait)
             wait = min(2 * wait, 30.0)
 
     def _under_way(self) -> str | None:
-        """What is still under way; None for nothing."""
+        """Return what is still under way; None if nothing is."""
         assert self.router is not None
         fed = self.trial
         federation, catalog = fed.federation, fed.federation.catalog
@@ -291,7 +297,7 @@ class World:
 
 
 def _refused(group: BaseExceptionGroup[BaseException]) -> CannotServe | None:
-    """The refusal of a catalog that is too old, if that is all there is."""
+    """Return the refusal of a catalog that is too old, if the group consists of nothing else."""
     problem: BaseException = group
     while isinstance(problem, BaseExceptionGroup) and len(problem.exceptions) == 1:
         problem = problem.exceptions[0]
@@ -321,10 +327,10 @@ def _moment(seconds: float) -> str:
 
 
 class Troubles(logging.Handler):
-    """Collects what the log says of faults of the router's own: exceptions that nobody has thought of.
+    """Collects the log's reports of the router's own faults: unexpected exceptions.
 
     Args:
-        is_dead: whether it is a dead router that stumbles.
+        is_dead: returns whether the log comes from a dead router.
     """
 
     def __init__(self, is_dead: Callable[[], bool]) -> None:
