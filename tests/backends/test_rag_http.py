@@ -142,7 +142,7 @@ def listening() -> Iterator[Endpoints]:
         await startup(sockets)
         begun.set()
 
-    served.startup = started  # to notice when it listens
+    served.startup = started  # type: ignore[method-assign]  # to notice when it listens
     thread = threading.Thread(target=served.run)
     thread.start()
     try:

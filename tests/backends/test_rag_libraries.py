@@ -150,7 +150,7 @@ async def test_a_langchain_retriever_is_served(monkeypatch: pytest.MonkeyPatch) 
     ]
     assert await ask(server, "timeline") == {"records": []}
     holes = served(langchain_service(named(monkeypatch, Fixed(k=9))))
-    documents[1:1] = [None, 5]  # results that a retriever must not return
+    documents[1:1] = [None, 5]  # type: ignore[list-item]  # results that a retriever must not return
     assert len(await contents(holes, query="x")) == 3
     assert (await refused(server, "recall", query="fail"))[1].endswith("raised ValueError: no index")
     for way in (store, store.as_retriever(search_kwargs={"k": 1}), lambda: store.as_retriever()):

@@ -123,7 +123,7 @@ def federation(*tiers: tuple[str, str], required: str = "", mount: str = "") -> 
         tiers=tuple(
             Tier(
                 name=name,
-                kind=kind,  # a literal, in the parameters too
+                kind=kind,  # type: ignore[arg-type]  # a literal, in the parameters too
                 command=("a2m-store",),
                 cwd=HERE,
                 required=name == required,

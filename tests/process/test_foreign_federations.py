@@ -335,7 +335,7 @@ UNSEEN_IN_A_MOUNT: Final = {
 @pytest.mark.anyio
 @pytest.mark.parametrize("name", LIES)
 async def test_a_mount_that_lies_is_reported_and_not_believed(name: str, caplog: pytest.LogCaptureFixture) -> None:
-    class Filled(LIES[name]):  # any of the lies
+    class Filled(LIES[name]):  # type: ignore[misc, valid-type]  # any of the lies
         def __init__(self, path: Path | None = None, **options: Any) -> None:
             super().__init__(path, **options)
             born = "2020-01-01T00:00:00.000Z"
