@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import apsw
 import msgspec
 import pytest
 from anyio import wait_all_tasks_blocked
 
 from a2m_router.catalog.claims import id_name
 from a2m_router.catalog.entries import Entry
+from a2m_router.catalog.queries import Queries
 from a2m_router.placement.reconciler import Reconciler
 from a2m_router.protocol.wire.errors import A2MError, Code
 from a2m_router.protocol.wire.jsonrpc import render_error
@@ -28,6 +30,7 @@ from tests.support.federated import (
     contents,
     disconnect,
     held_by,
+    lose,
     plant,
     redone,
     trial,
@@ -183,6 +186,31 @@ async def test_a_move_does_not_wait_for_a_pending_write_to_another_tier() -> Non
         began = anyio.current_time()
         await fed.federation.reconciler.replaced("working", [id], 5)
         assert anyio.current_time() == began
+
+
+@simulated
+async def test_a_record_that_comes_home_leaves_no_note_at_its_former_home() -> None:
+    async with trial(CALM) as fed:
+        fed.federation.reconciler.hold("working", 2)
+        [id] = await fed.remember("one")
+        await fed.call("promote", ids=[id], tier="semantic")
+        lose(fed, "semantic", id)
+        await anyio.sleep(60)
+        assert fed.copies() == {id: ["working"]}
+        assert strays_left(fed.federation.catalog) == 0
+
+
+async def test_a_change_does_not_fail_if_the_catalog_cannot_say_what_is_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(_: Queries) -> set[str]:
+        raise apsw.IOError("disk I/O error")
+
+    async with trial(CALM) as fed:
+        [id] = await fed.remember("one")
+        monkeypatch.setattr(Queries, "tiers_with_work", failing)
+        assert await fed.call("forget", ids=[id]) == {"forgotten": 1}
+        monkeypatch.undo()
+        await fed.settled()
+        assert fed.copies() == {}
 
 
 async def test_a_change_wakes_only_tasks_that_have_work(monkeypatch: pytest.MonkeyPatch) -> None:

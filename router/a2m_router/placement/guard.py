@@ -120,6 +120,7 @@ class Guard:
         finally:
             for claim in claims:
                 claim.release()
+        self._on_end()  # the note may have left copies to delete
 
     async def _until_noted(self, note: Callable[[], None]) -> None:
         try:

@@ -27,6 +27,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, 
 from typing import Final, TypeVar
 
 import anyio.lowlevel
+import apsw
 import msgspec
 
 from a2m_router.catalog.catalog import Catalog
@@ -149,7 +150,7 @@ class Reconciler:
         """Wake the tasks of the tiers that have work. Failed records still wait for their time."""
         try:
             noted: Collection[str] = self._catalog.queries.tiers_with_work()
-        except OSError:
+        except (OSError, apsw.Error):
             noted = self._queues  # a round reports the disk's fault; the caller's change does not fail by it
         for tier, queue in self._queues.items():
             # a task that has reported a problem also reports its end
@@ -212,7 +213,8 @@ class Reconciler:
     async def replaced(self, tier: str, ids: Iterable[str], seconds: float) -> None:
         """Return when the pending writes of these records in `tier` are done or have failed, or after `seconds`.
 
-        A record that another change has claimed has not failed: the release of the claim wakes the tier's task.
+        A record that another change has claimed has not failed, unless it failed before: the release of the claim
+        wakes the tier's task.
         """
         ids = list(ids)
         if self._catalog.pending.among(ids, tier):
@@ -484,12 +486,14 @@ class Reconciler:
             copy = copies.get(entry.id)
             if copy is not None and self._catalog.come_home(entry.id, digest(copy), tier, copy.embedding):
                 log.error("tier=%s record lost: %r; its copy in %s is the record now", entry.home, entry.id, tier)
+                self.wake()  # its former home may still have a copy
             elif copy is None:
                 self._catalog.remove_notes(tier, [entry.id])
                 if entry in gone and self._catalog.tiers.is_scanned(entry.home) and self._catalog.lose([entry]):
                     log.error("tier=%s record lost: %r, which should live there", entry.home, entry.id)
             elif entry in gone and self._catalog.fall_back(entry, copy, tier):
                 log.error("tier=%s record lost: %r; its older copy in %s is the record now", entry.home, entry.id, tier)
+                self.wake()
             elif self._catalog.records.get(entry.id) is None:
                 problems[entry.id] = "the copy's record was deleted meanwhile"
         return problems
