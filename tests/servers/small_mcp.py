@@ -1,13 +1,12 @@
 """An MCP server without an SDK, which starts at once: `small_mcp.py [--marks FOLDER] [--tool NAME]`, on stdio.
 
-It has one tool. In FOLDER it leaves a file for each start; it dies or hangs once for each file `die` or `hang` there.
+It has one tool. In FOLDER it leaves a file for each start; it dies once for each file `die` there.
 """
 
 import argparse
 import json
 import os
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +34,6 @@ def is_marked(mark: str) -> bool:
 def search(limit: int = 5, **_: Any) -> dict[str, Any]:
     if is_marked("die"):
         os._exit(3)
-    if is_marked("hang"):
-        (options.marks / "hanging").write_bytes(b"")
-        time.sleep(10**6)
     found = {"result": PAGES[:limit]}
     return {"content": [{"type": "text", "text": json.dumps(found)}], "structuredContent": found}
 

@@ -150,7 +150,7 @@ class Reconciler:
         """Wake the tasks of the tiers that have work. Failed records still wait for their time."""
         try:
             noted: Collection[str] = self._catalog.queries.tiers_with_work()
-        except (OSError, apsw.Error):
+        except apsw.Error:
             noted = self._queues  # a round reports the disk's fault; the caller's change does not fail by it
         for tier, queue in self._queues.items():
             # a task that has reported a problem also reports its end

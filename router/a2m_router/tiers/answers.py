@@ -199,17 +199,17 @@ class Answers:
         read: list[tuple[Record, Origin]] = []
         for each in answered:
             try:
-                told = self.decoded(each, ServerRecord, tier)
+                received = self.decoded(each, ServerRecord, tier)
             except Untrusted:  # it is logged already
                 if not mode.mount:
                     raise
                 continue
             try:
-                read.append(lowered_of(told, vector=mode.vectors))
+                read.append(lowered_of(received, vector=mode.vectors))
             except NewerRider as problem:
                 if not mode.mount:
                     raise self.untrusted(tier, str(problem)) from None
-                read.append(lowered_of(msgspec.structs.replace(told, metadata=msgspec.UNSET), vector=mode.vectors))
+                read.append(lowered_of(msgspec.structs.replace(received, metadata=msgspec.UNSET), vector=mode.vectors))
         profile = self._links[tier].profile
         if profile is None or not profile.store.similarity:
             for record, _ in read:

@@ -175,7 +175,7 @@ class Lifted(Record):
     """A record that a native tier holds in lifted form; its fields are not lowered."""
 
 
-def lowered(told: ServerRecord, *, vector: bool) -> Record:
+def lowered(received: ServerRecord, *, vector: bool) -> Record:
     """Return a record as it was before it was lifted; a record without a rider as a Riderless with its server's fields.
 
     A field of a Riderless that violates §3.1 counts as absent.
@@ -186,44 +186,44 @@ def lowered(told: ServerRecord, *, vector: bool) -> Record:
     Raises:
         NewerRider: a later version of the router has written the record.
     """
-    return lowered_of(told, vector=vector)[0]
+    return lowered_of(received, vector=vector)[0]
 
 
-def lowered_of(told: ServerRecord, *, vector: bool) -> tuple[Record, Origin]:
+def lowered_of(received: ServerRecord, *, vector: bool) -> tuple[Record, Origin]:
     """Return what `lowered` returns, and who has written the record, as far as that is known."""
-    score, similarity = _field(told.score, float), _field(told.similarity, float)
+    score, similarity = _field(received.score, float), _field(received.similarity, float)
     rider, embedding = None, None
     with suppress(ValueError):  # there is no rider, it was changed, or another program uses the name
-        rider, embedding = _riding(told.metadata)
+        rider, embedding = _riding(received.metadata)
     if rider is None or rider.metadata_alone:
         riderless = Riderless(
-            id=told.id,
-            content=told.content,
-            created_at=normalised(_field(told.created_at, str) or "") or UNDATED,
-            role=_field(told.role, str),
-            metadata=_object(told.metadata) if rider is None else rider.metadata,
-            group=_field(told.group, str),
-            tier=_field(told.tier, str),
-            salience=_field(told.salience, float),
-            accessed_at=_field(told.accessed_at, str),
-            access_count=_field(told.access_count, int),
-            owner=_field(told.owner, str),
-            session=_field(told.session, str),
-            key=_field(told.key, str),
-            revision=_field(told.revision, Revision),
-            embedding=_field(told.embedding, list[float]) if vector else None,
-            uri=_field(told.uri, str),
-            media_type=_field(told.media_type, str),
+            id=received.id,
+            content=received.content,
+            created_at=normalised(_field(received.created_at, str) or "") or UNDATED,
+            role=_field(received.role, str),
+            metadata=_object(received.metadata) if rider is None else rider.metadata,
+            group=_field(received.group, str),
+            tier=_field(received.tier, str),
+            salience=_field(received.salience, float),
+            accessed_at=_field(received.accessed_at, str),
+            access_count=_field(received.access_count, int),
+            owner=_field(received.owner, str),
+            session=_field(received.session, str),
+            key=_field(received.key, str),
+            revision=_field(received.revision, Revision),
+            embedding=_field(received.embedding, list[float]) if vector else None,
+            uri=_field(received.uri, str),
+            media_type=_field(received.media_type, str),
             score=score,
             similarity=similarity,
         )
         return riderless, _NOBODY
     record = Record(
-        id=told.id,
-        content=told.content,
+        id=received.id,
+        content=received.content,
         created_at=rider.created_at,
-        role=rider.role if rider.version else _field(told.role, str),
-        group=rider.group if rider.version else _field(told.group, str),
+        role=rider.role if rider.version else _field(received.role, str),
+        group=rider.group if rider.version else _field(received.group, str),
         metadata=rider.metadata,
         owner=rider.owner,
         session=rider.session,
