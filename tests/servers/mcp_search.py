@@ -40,6 +40,8 @@ def there(mark: str) -> bool:
 @server.tool()
 def search(query: str, limit: int = 5) -> list[dict[str, Any]]:
     """What is structured."""
+    if there("die"):
+        os._exit(3)
     if there("hang"):
         (options.marks / "hanging").write_bytes(b"")
         time.sleep(10**6)
